@@ -1,0 +1,1 @@
+"""The tool. Never imports torch, vllm or diffusers."""

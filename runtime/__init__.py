@@ -1,0 +1,1 @@
+"""What serves a plan: stages in worker processes, the orchestrator that owns requests, the HTTP server."""

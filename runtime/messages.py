@@ -1,0 +1,215 @@
+"""Control messages between the server and stage replicas: flat msgspec structs, msgpack, no pickle.
+
+Each replica and the server own one inbox. Anyone may send to an inbox whose address he was told:
+the orchestrator tells each producer its consumers' addresses in `Submit`, so payload refs go from stage
+to stage directly and the orchestrator hears only of starts, client outputs, ends and errors.
+Bytes too large for a message travel through a connector, and the message carries the `Ref`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True):
+    """How a consumer fetches a payload. `inline` holds the packed bytes themselves when they are few."""
+
+    connector: str
+    arena: str = ""
+    token: int = 0
+    offset: int = 0
+    size_bytes: int = 0
+    inline: bytes | None = None
+
+
+class Message(msgspec.Struct, tag_field="type", frozen=True):
+    """Base of all messages."""
+
+
+# ---- to a replica ------------------------------------------------------------------------------------
+
+
+class Target(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer of this request's output: a stage at the far end of an edge, or the client."""
+
+    edge: str
+    payload: str
+    mode: str
+    connector: str
+    address: str
+    capacity_bytes: int
+
+
+class Submit(Message, tag="submit"):
+    """Start of a request at one stage. `inputs` names what will be fed: edges, or "request".
+
+    A stage behind chunked edges gets its Submit before any data (a placeholder).
+    """
+
+    request_id: str
+    epoch: int
+    params: dict[str, Any]
+    inputs: list[str]
+    targets: list[Target]
+
+
+class Piece(Message, tag="piece"):
+    """One payload of an edge, or of the request input. `reply` is where the credit goes ("" for inline)."""
+
+    request_id: str
+    epoch: int
+    edge: str
+    sequence: int
+    last: bool
+    ref: Ref
+    reply: str = ""
+
+
+class Credit(Message, tag="credit"):
+    """A consumer is done with a payload: its memory and its share of the edge's capacity are free."""
+
+    edge: str
+    ref: Ref
+
+
+class Abort(Message, tag="abort"):
+    """Stop working on a request; answered by `Aborted` once nothing more of it will be emitted."""
+
+    request_id: str
+    epoch: int
+
+
+class Close(Message, tag="close"):
+    """The request is over everywhere: forget it and free what it holds. Not answered."""
+
+    request_id: str
+    epoch: int
+
+
+class Drain(Message, tag="drain"):
+    """Finish what runs, take nothing new, then leave."""
+
+
+# ---- to the server -----------------------------------------------------------------------------------
+
+
+class Progress(Message, tag="progress"):
+    """A replica is loading. Resets the start deadline."""
+
+    stage: str
+    index: int
+    generation: int
+    phase: str
+
+
+class Ready(Message, tag="ready"):
+    """A replica can take work. `facts` are the engine's own (dtype, cache tokens, sample rate, voices)."""
+
+    stage: str
+    index: int
+    generation: int
+    address: str
+    facts: dict[str, Any]
+
+
+class LoadFailed(Message, tag="load_failed"):
+    stage: str
+    index: int
+    generation: int
+    error: dict[str, Any]
+
+
+class Started(Message, tag="started"):
+    """First step on a request at this stage."""
+
+    request_id: str
+    epoch: int
+    stage: str
+
+
+class Output(Message, tag="output"):
+    """A payload for the client. `reply` as in Piece."""
+
+    request_id: str
+    epoch: int
+    stage: str
+    sequence: int
+    ref: Ref
+    reply: str = ""
+
+
+class Ended(Message, tag="ended"):
+    """A stage is through with a request. `error` is OmniError fields; else `reason` is stop or length."""
+
+    request_id: str
+    epoch: int
+    stage: str
+    reason: str
+    usage: dict[str, float]
+    error: dict[str, Any] | None = None
+
+
+class Aborted(Message, tag="aborted"):
+    """Answer to Abort: this stage emits nothing more of the request."""
+
+    request_id: str
+    epoch: int
+    stage: str
+    index: int
+
+
+class StageStats(msgspec.Struct, frozen=True):
+    """Counters of one replica since its start, and what it does now."""
+
+    stage: str
+    index: int
+    queued: int
+    running: int
+    steps: int
+    step_age_s: float
+    """Seconds the step in progress has taken; 0 between steps."""
+    submitted: int
+    dropped_pieces: int
+    edge_bytes: dict[str, int]
+    counters: dict[str, float]
+
+
+class Beat(Message, tag="beat"):
+    """Once a second from each worker process."""
+
+    process: str
+    generation: int
+    resident_bytes: int
+    stats: list[StageStats]
+
+
+AnyMessage = (
+    Submit
+    | Piece
+    | Credit
+    | Abort
+    | Close
+    | Drain
+    | Progress
+    | Ready
+    | LoadFailed
+    | Started
+    | Output
+    | Ended
+    | Aborted
+    | Beat
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview) -> AnyMessage:
+    """Raises msgspec.MsgspecError on anything that is not one of our messages."""
+    return _decoder.decode(data)
