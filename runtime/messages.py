@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     capacity_bytes: int
 
 
-class Submit(Message, tag="submit"):
+class Submit(Message, tag="submit", frozen=True):
     """Start of a request at one stage. `inputs` names what will be fed: edges, or "request".
 
     A stage behind chunked edges gets its Submit before any data (a placeholder).
@@ -55,7 +55,7 @@ class Submit(Message, tag="submit"):
     targets: list[Target]
 
 
-class Piece(Message, tag="piece"):
+class Piece(Message, tag="piece", frozen=True):
     """One payload of an edge, or of the request input. `reply` is where the credit goes ("" for inline)."""
 
     request_id: str
@@ -67,35 +67,35 @@ class Piece(Message, tag="piece"):
     reply: str = ""
 
 
-class Credit(Message, tag="credit"):
+class Credit(Message, tag="credit", frozen=True):
     """A consumer is done with a payload: its memory and its share of the edge's capacity are free."""
 
     edge: str
     ref: Ref
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, tag="abort", frozen=True):
     """Stop working on a request; answered by `Aborted` once nothing more of it will be emitted."""
 
     request_id: str
     epoch: int
 
 
-class Close(Message, tag="close"):
+class Close(Message, tag="close", frozen=True):
     """The request is over everywhere: forget it and free what it holds. Not answered."""
 
     request_id: str
     epoch: int
 
 
-class Drain(Message, tag="drain"):
+class Drain(Message, tag="drain", frozen=True):
     """Finish what runs, take nothing new, then leave."""
 
 
 # ---- to the server -----------------------------------------------------------------------------------
 
 
-class Progress(Message, tag="progress"):
+class Progress(Message, tag="progress", frozen=True):
     """A replica is loading. Resets the start deadline."""
 
     stage: str
@@ -104,7 +104,7 @@ class Progress(Message, tag="progress"):
     phase: str
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, tag="ready", frozen=True):
     """A replica can take work. `facts` are the engine's own (dtype, cache tokens, sample rate, voices)."""
 
     stage: str
@@ -114,14 +114,14 @@ class Ready(Message, tag="ready"):
     facts: dict[str, Any]
 
 
-class LoadFailed(Message, tag="load_failed"):
+class LoadFailed(Message, tag="load_failed", frozen=True):
     stage: str
     index: int
     generation: int
     error: dict[str, Any]
 
 
-class Started(Message, tag="started"):
+class Started(Message, tag="started", frozen=True):
     """First step on a request at this stage."""
 
     request_id: str
@@ -129,7 +129,7 @@ class Started(Message, tag="started"):
     stage: str
 
 
-class Output(Message, tag="output"):
+class Output(Message, tag="output", frozen=True):
     """A payload for the client. `reply` as in Piece."""
 
     request_id: str
@@ -140,7 +140,7 @@ class Output(Message, tag="output"):
     reply: str = ""
 
 
-class Ended(Message, tag="ended"):
+class Ended(Message, tag="ended", frozen=True):
     """A stage is through with a request. `error` is OmniError fields; else `reason` is stop or length."""
 
     request_id: str
@@ -151,7 +151,7 @@ class Ended(Message, tag="ended"):
     error: dict[str, Any] | None = None
 
 
-class Aborted(Message, tag="aborted"):
+class Aborted(Message, tag="aborted", frozen=True):
     """Answer to Abort: this stage emits nothing more of the request."""
 
     request_id: str
@@ -176,7 +176,7 @@ class StageStats(msgspec.Struct, frozen=True):
     counters: dict[str, float]
 
 
-class Beat(Message, tag="beat"):
+class Beat(Message, tag="beat", frozen=True):
     """Once a second from each worker process."""
 
     process: str
@@ -212,4 +212,7 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes | memoryview) -> AnyMessage:
     """Raises msgspec.MsgspecError on anything that is not one of our messages."""
-    return _decoder.decode(data)
+    try:
+        return _decoder.decode(data)
+    except RecursionError as exc:
+        raise msgspec.DecodeError(str(exc)) from exc
