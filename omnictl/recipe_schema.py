@@ -1,0 +1,220 @@
+"""The schema of a recipe file: strict, frozen models. `meta` and `model` as in the public vLLM recipes, ours
+under `omnictl`.
+
+Says what a file may hold, not whether its parts fit together (`graph`) or fit a machine (`placement`).
+Files are validated as strict JSON (`recipe`): no number is made from text, no text from a number.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, StringConstraints
+
+from omnictl.units import MIB, parse_bytes, parse_count
+from runtime.plan import EdgeMode, Limits, Modality, PayloadKind, RestartBudget, Strict, VoicesPlan
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=1 << 60)]
+Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0, le=10**15)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+RelativePath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*$")]
+PinnedRequirement = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*==[\w.!+-]+$")]
+
+
+class TaskKind(StrEnum):
+    """What a client can ask for. Each has its endpoints in the server."""
+
+    CHAT = "chat"
+    SPEECH = "speech"
+    TRANSCRIPTION = "transcription"
+    IMAGE = "image"
+    VIDEO = "video"
+    ACTION = "action"
+
+
+# ---- meta and model: descriptive, for people and catalogues -------------------------------------------------
+
+
+class Meta(Strict):
+    title: Text
+    slug: Name
+    provider: Text
+    description: Text
+    date_added: date
+    date_updated: date
+    difficulty: Literal["beginner", "intermediate", "advanced"]
+    tasks: tuple[Literal["text", "multimodal", "omni", "embedding"], ...]
+    performance_headline: Text | None = None
+    related_recipes: tuple[Text, ...] = ()
+    hardware: dict[Name, Literal["verified", "unsupported"]] = {}
+    """Hardware id -> what is known. Absent is a third state: nobody has tried."""
+
+
+class Model(Strict):
+    model_id: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
+    min_vllm_version: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
+    architecture: Literal["dense", "moe"]
+    parameter_count: Text
+    active_parameters: Text
+    context_length: int = Field(ge=0, description="tokens; 0 where the word has no meaning")
+
+
+# ---- weights ------------------------------------------------------------------------------------------------
+
+
+class WeightsPackage(Strict):
+    """An archive that holds weights: an exact version, its checksum and its size."""
+
+    requirement: PinnedRequirement
+    sha256: Sha256
+    size_bytes: int = Field(gt=0)
+
+
+class WeightsFile(Strict):
+    """One file of a weights folder: `parts` are patterns inside the packages, joined in this order."""
+
+    name: RelativePath
+    parts: tuple[Text, ...] = Field(min_length=1)
+    sha256: Sha256 | None = None
+
+
+class Weights(Strict):
+    license: Text
+    source: Text
+    packages: tuple[WeightsPackage, ...] = Field(min_length=1)
+    files: tuple[WeightsFile, ...] = Field(min_length=1)
+    licenses: tuple[Text, ...] = Field(min_length=1, description="patterns of licence texts, kept beside the files")
+    convert: Text | None = Field(None, description="name of the converter that is run on the fetched folder")
+
+
+# ---- stages -------------------------------------------------------------------------------------------------
+
+
+class ArSettings(Strict):
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = Field(None, ge=1, description="tokens; default: the model's context_length")
+    max_num_seqs: int | None = Field(None, ge=1, description="default: the stage's slots")
+
+
+class ModuleSettings(Strict):
+    """The engine has none: batching and chunking belong to the program."""
+
+
+class SimFault(Strict):
+    action: Literal["raise", "invalid", "crash", "exit", "segfault", "hang", "slow", "memory"]
+    at_output: int = Field(0, ge=0)
+    seconds: float = Field(1.0, gt=0)
+    when: dict[str, JsonValue] = {}
+
+
+class SimSettings(Strict):
+    first_output_s: float = Field(0.01, ge=0)
+    interval_s: float = Field(0.01, ge=0)
+    num_outputs: int = Field(8, ge=1)
+    batch_size: int = Field(1024, ge=1)
+    output_bytes: int = Field(960, ge=0)
+    load_s: float = Field(0.0, ge=0)
+    faults: tuple[SimFault, ...] = ()
+
+
+class _Stage(Strict):
+    weights: RelativePath | None = None
+    parameters: Count = Field(0, description="all of them, also inactive ones")
+    bytes_per_parameter: float | None = Field(None, gt=0, le=16, description="default: the size of the engine's dtype")
+    cache: Bytes = 0
+    activation: Bytes = 0
+    replicas: int = Field(1, ge=1, le=1024)
+    slots: int = Field(8, ge=1)
+    stall_timeout_s: float = Field(60.0, gt=0)
+    start_timeout_s: float = Field(180.0, gt=0)
+
+
+class ArStage(_Stage):
+    engine: Literal["ar"]
+    program: Text
+    cache_elements_per_token: int | None = Field(None, gt=0, description="2 x layers x KV heads x head size")
+    engine_settings: ArSettings = ArSettings()
+    program_settings: dict[str, JsonValue] = {}
+
+
+class ModuleStage(_Stage):
+    engine: Literal["module"]
+    program: Text
+    engine_settings: ModuleSettings = ModuleSettings()
+    program_settings: dict[str, JsonValue] = {}
+
+
+class SimStage(_Stage):
+    engine: Literal["sim"]
+    engine_settings: SimSettings = SimSettings()
+
+
+Stage = Annotated[ArStage | ModuleStage | SimStage, Field(discriminator="engine")]
+
+
+# ---- graph, tasks, placements -------------------------------------------------------------------------------
+
+
+class Edge(Strict):
+    source: Name
+    target: Name
+    payload: PayloadKind
+    mode: EdgeMode
+    connector: Literal["auto", "inproc", "shm"] = "auto"
+    capacity: Annotated[Bytes, Field(gt=0)] = 64 * MIB
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}->{self.target}"
+
+
+class Task(Strict):
+    """Where a kind of request enters the graph, and which stage ends each modality of it."""
+
+    inputs: dict[Modality, Name] = Field(min_length=1)
+    outputs: dict[Modality, Name] = Field(min_length=1)
+
+
+class Process(Strict):
+    """A worker process. With replicas there is one copy of it for each."""
+
+    stages: tuple[Name, ...] = Field(min_length=1)
+    gpus: int = Field(0, ge=0, le=64, description="GPUs that its stages are spread over; 0: the CPU")
+    reserve: Bytes = Field(description="interpreter, libraries and contexts")
+    num_threads: int | None = Field(None, ge=1, description="default: an even share of the cores")
+    environment: dict[str, str] = {}
+
+
+class Placement(Strict):
+    """Which stages share a process, and what differs from the recipe's values where this placement is used."""
+
+    processes: dict[Name, Process] = Field(min_length=1)
+    stages: dict[Name, dict[str, JsonValue]] = {}
+
+    @property
+    def uses_gpus(self) -> bool:
+        return any(process.gpus for process in self.processes.values())
+
+
+class Omnictl(Strict):
+    short_names: tuple[Name, ...] = Field(min_length=1)
+    imports: tuple[Text, ...] = Field((), description="modules that the stages need at run time")
+    weights: dict[RelativePath, Weights] = {}
+    stages: dict[Name, Stage] = Field(min_length=1)
+    edges: tuple[Edge, ...] = ()
+    tasks: dict[TaskKind, Task] = Field(min_length=1)
+    voices: VoicesPlan | None = None
+    limits: Limits = Limits()
+    restarts: RestartBudget = RestartBudget()
+    placements: dict[Name, Placement] = Field(min_length=1)
+    placement: Name | None = Field(None, description="default: the first that fits, those with GPUs before the others")
+
+
+class RecipeFile(Strict):
+    meta: Meta
+    model: Model
+    omnictl: Omnictl
