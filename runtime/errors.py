@@ -3,6 +3,7 @@
     OmniError                     status  exit  code
     + InvalidRequest                 400     2  invalid_request
     |   - UnsupportedValue           400     2  unsupported_value
+    |   - RequestTimeout             408     2  request_timeout         the client stopped sending
     |   - PayloadTooLarge            413     2  payload_too_large
     |   - UnsupportedMedia           415     2  unsupported_media_type
     |   - NotFound                   404     2  not_found
@@ -77,6 +78,10 @@ class UnsupportedValue(InvalidRequest):
     """A field or value that we know and do not honour: refused rather than ignored."""
 
     code = "unsupported_value"
+
+
+class RequestTimeout(InvalidRequest):
+    status, code = 408, "request_timeout"
 
 
 class PayloadTooLarge(InvalidRequest):

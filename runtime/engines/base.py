@@ -59,8 +59,13 @@ class Engine(Protocol):
     def feed(self, request_id: str, payload: Payload) -> None:
         """Data for a submitted request; `payload.edge` says which input, `payload.last` that it is complete.
 
-        The payload's tensors may be views that are only valid until the engine is done with the step that
-        consumes them; engines that keep data longer copy it.
+        The payload belongs to the engine: its memory stays valid as long as it is referenced.
+        """
+
+    def consumed(self, request_id: str) -> bool:
+        """Whether what was fed so far has been worked on: then its producer gets its credit back.
+
+        True for a request that waits for more input. This is what slows a producer down to its consumer.
         """
 
     def abort(self, request_id: str) -> None:

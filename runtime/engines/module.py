@@ -37,7 +37,7 @@ class ModuleProgram(Protocol):
         """State of a new request. InvalidRequest for parameters it cannot honour."""
 
     def feed(self, state: Any, payload: Payload) -> None:
-        """Take one input piece. Tensors are views: copy what outlives the next `run`."""
+        """Take one input piece."""
 
     def ready(self, state: Any) -> bool:
         """Whether `run` would make progress on this request with what it has."""
@@ -81,6 +81,10 @@ class ModuleEngine:
         except Exception:
             log.exception("program failed to take a piece of %s", request_id)
             self._fail(request_id, StageError("the stage could not take its input; see the stage's log"))
+
+    def consumed(self, request_id: str) -> bool:
+        state = self._states.get(request_id)
+        return state is None or not self.program.ready(state)
 
     def abort(self, request_id: str) -> None:
         self._states.pop(request_id, None)

@@ -1,0 +1,105 @@
+"""Control channel: one ZeroMQ PULL inbox an owner, PUSH to anybody else's, over ipc sockets in a 0700 folder.
+
+Knows nothing of what messages mean. An Outbox belongs to one thread; addresses carry the generation of
+their owner, so a message for a dead replica never reaches its successor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from runtime import messages
+from runtime.messages import AnyMessage, Message
+
+# A peer that has read nothing for this many messages is not coming back; what is sent to it is dropped.
+MAX_UNSENT_MESSAGES = 200_000
+
+
+SERVER_INBOX = "server"
+
+
+def address_of(directory: Path, name: str) -> str:
+    """ipc address of an inbox. Unix socket paths are limited to 107 bytes: keep directory and name short."""
+    return f"ipc://{directory / name}"
+
+
+class Inbox:
+    """Owns one bound PULL socket and its file. Damaged messages are counted and dropped, never raised."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.address = address
+        self.num_damaged = 0
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+
+    def fileno(self) -> int:
+        """Edge-triggered: after each wake-up read until `drain` is empty."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until something can be read; False when the time is up. None waits without limit."""
+        return bool(self._socket.poll(None if timeout_s is None else max(0, round(timeout_s * 1000))))
+
+    def drain(self, limit: int) -> Iterator[AnyMessage]:
+        """Messages that are there now, at most `limit`."""
+        while limit:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = messages.decode(data)
+            except msgspec.MsgspecError:
+                self.num_damaged += 1
+                continue
+            limit -= 1
+            yield message
+
+    def close(self) -> None:
+        self._socket.close()
+        Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+class Outbox:
+    """PUSH sockets by address, opened on first use. Never blocks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self.num_dropped = 0
+
+    def send(self, address: str, message: Message) -> bool:
+        """False when the message was dropped because the peer does not read."""
+        socket = self._sockets.get(address) or self._open(address)
+        try:
+            socket.send(messages.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self.num_dropped += 1
+            return False
+        return True
+
+    def _open(self, address: str) -> zmq.Socket[bytes]:
+        self._close_gone()
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, MAX_UNSENT_MESSAGES)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(address)
+        self._sockets[address] = socket
+        return socket
+
+    def _close_gone(self) -> None:
+        """Peers of earlier generations leave no socket file behind."""
+        for address in [a for a in self._sockets if not os.path.exists(a.removeprefix("ipc://"))]:
+            self._sockets.pop(address).close()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        for socket in self._sockets.values():
+            socket.close(round(linger_s * 1000))
+        self._sockets.clear()
