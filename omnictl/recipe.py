@@ -21,6 +21,7 @@ from omnictl.yaml_file import read_yaml
 from runtime.errors import ConfigError, ModelNotFound
 
 DEFAULT = "default"
+FROM_RECIPE = "recipe"
 FILE_ENDINGS = (".yaml", ".yml")
 BY_FILE, BY_MODEL_ID, BY_SHORT_NAME = "file", "model id", "short name"
 
@@ -181,14 +182,18 @@ def _validate(
 
 
 def _covering(place: schema.Path, applied: Mapping[schema.Path, Override]) -> Override | None:
-    return next((applied[place[:end]] for end in range(len(place), 0, -1) if place[:end] in applied), None)
+    """The override that set the value at a place: its own, that of what holds it, or that of an item of it."""
+    for end in range(len(place), 0, -1):
+        if place[:end] in applied:
+            return applied[place[:end]]
+    return next((override for path, override in applied.items() if path[: len(place)] == place), None)
 
 
 def _sources(data: dict[str, Any], applied: Mapping[schema.Path, Override]) -> dict[str, str]:
     sources = {}
     for place in _leaves(data):
         override = _covering(place, applied)
-        sources[layers.short(place)] = override.source if override else "recipe"
+        sources[layers.short(place)] = override.source if override else FROM_RECIPE
     for place, override in applied.items():
         if override.value is None:
             sources[layers.short(place)] = f"{DEFAULT}, unset by {override.source}"
@@ -196,7 +201,12 @@ def _sources(data: dict[str, Any], applied: Mapping[schema.Path, Override]) -> d
 
 
 def _leaves(value: Any, prefix: schema.Path = ()) -> Iterator[schema.Path]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    """Paths of plain values; a list of plain values counts as one."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        items = enumerate(value)
     children = [leaf for key, child in items for leaf in _leaves(child, (*prefix, str(key)))]
     yield from children or [prefix]
 

@@ -1,0 +1,153 @@
+"""Whether the parts of a recipe fit together: edges make a directed acyclic graph, tasks enter and leave it where
+there is a way, names mean something. Knows no hardware; `placement` and `recipes validate` call it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+from omnictl.recipe import Recipe
+from omnictl.recipe_schema import Model, Omnictl, Task
+from omnictl.schema import nearest
+from runtime.plan import Modality
+
+
+def find_problems(recipe: Recipe) -> list[str]:
+    """Every inconsistency, each naming its key, in whichever placement it shows."""
+    problems: dict[str, None] = {}
+    for name, placed in recipe.placed.items():
+        values = placed.values
+        problems |= dict.fromkeys(
+            [
+                *_edge_problems(values),
+                *_cycle_problems(values),
+                *_task_problems(values),
+                *_weights_problems(values),
+                *_voice_problems(values),
+                *_length_problems(values, recipe.model),
+                *_process_problems(values, name),
+            ]
+        )
+    return list(problems)
+
+
+def _edge_problems(values: Omnictl) -> Iterator[str]:
+    seen = set()
+    for index, edge in enumerate(values.edges):
+        for end in (edge.source, edge.target):
+            if end not in values.stages:
+                yield f"edges.{index}: unknown stage {end!r}{nearest(end, values.stages)}"
+        if edge.name in seen:
+            yield f"edges.{index}: {edge.name} appears twice"
+        seen.add(edge.name)
+
+
+def _cycle_problems(values: Omnictl) -> Iterator[str]:
+    sources: dict[str, list[str]] = {stage: [] for stage in values.stages}
+    for edge in values.edges:
+        sources.setdefault(edge.target, []).append(edge.source)
+    try:
+        TopologicalSorter(sources).prepare()
+    except CycleError as error:
+        yield f"edges: {' -> '.join(error.args[1])} is a cycle; a request must be able to end"
+
+
+def _task_problems(values: Omnictl) -> Iterator[str]:
+    forward = _neighbours((edge.source, edge.target) for edge in values.edges)
+    used: set[str] = set()
+    for kind, task in values.tasks.items():
+        reached = {modality: _reachable(stage, forward) for modality, stage in task.inputs.items()}
+        yield from _end_problems(f"tasks.{kind}", task, reached, values.stages)
+        used = used.union(*reached.values())
+    for stage in values.stages:
+        if stage not in used:
+            yield f"stages.{stage}: no task reaches it"
+
+
+def _end_problems(path: str, task: Task, reached: Mapping[Modality, set[str]], stages: Iterable[str]) -> Iterator[str]:
+    """`reached`: for each input the stages behind it."""
+    for side, ends in (("inputs", task.inputs), ("outputs", task.outputs)):
+        for modality, stage in ends.items():
+            if stage not in stages:
+                yield f"{path}.{side}.{modality}: unknown stage {stage!r}{nearest(stage, stages)}"
+    for modality, stage in task.outputs.items():
+        if stage in stages and not any(stage in behind for behind in reached.values()):
+            yield f"{path}.outputs.{modality}: no input of the task leads to stage {stage!r}"
+    for modality, behind in reached.items():
+        if task.inputs[modality] in stages and not behind.intersection(task.outputs.values()):
+            yield f"{path}.inputs.{modality}: leads to no output of the task"
+
+
+def _neighbours(pairs: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    neighbours: dict[str, set[str]] = {}
+    for source, target in pairs:
+        neighbours.setdefault(source, set()).add(target)
+    return neighbours
+
+
+def _reachable(start: str, forward: Mapping[str, set[str]]) -> set[str]:
+    found, pending = set(), [start]
+    while pending:
+        stage = pending.pop()
+        if stage not in found:
+            found.add(stage)
+            pending.extend(forward.get(stage, ()))
+    return found
+
+
+def _weights_problems(values: Omnictl) -> Iterator[str]:
+    for name, stage in values.stages.items():
+        if stage.weights is not None and stage.weights not in values.weights:
+            yield f"stages.{name}.weights: unknown weights {stage.weights!r}{nearest(stage.weights, values.weights)}"
+        if stage.weights is not None and not stage.parameters:
+            yield f"stages.{name}.parameters: missing; the stage has weights, whose memory must be planned"
+        if stage.parameters and stage.bytes_per_parameter is None and stage.engine != "ar":
+            yield f"stages.{name}.bytes_per_parameter: missing; engine {stage.engine} has no dtype to take it from"
+    for name in values.weights:
+        if all(stage.weights != name for stage in values.stages.values()):
+            yield f"weights.{name}: no stage uses them"
+
+
+def _voice_problems(values: Omnictl) -> Iterator[str]:
+    if values.voices is None:
+        return
+    names = values.voices.names
+    if values.voices.default not in names:
+        yield f"voices.default: unknown voice {values.voices.default!r}{nearest(values.voices.default, names)}"
+    for alias, voice in values.voices.aliases.items():
+        if voice not in names:
+            yield f"voices.aliases.{alias}: unknown voice {voice!r}{nearest(voice, names)}"
+
+
+def _length_problems(values: Omnictl, model: Model) -> Iterator[str]:
+    for name, stage in values.stages.items():
+        if stage.engine != "ar":
+            continue
+        path, length = f"stages.{name}.engine_settings.max_model_len", stage.engine_settings.max_model_len
+        if length is None and not model.context_length:
+            yield f"{path}: missing; the model states no context_length to take it from"
+        elif length is not None and length > model.context_length > 0:
+            yield f"{path}: {length} exceeds the model's context of {model.context_length} tokens"
+
+
+def _process_problems(values: Omnictl, placement: str) -> Iterator[str]:
+    path = f"placements.{placement}"
+    homes: dict[str, list[str]] = {stage: [] for stage in values.stages}
+    for name, process in values.placements[placement].processes.items():
+        if name == "server" or re.search(r"-\d+$", name):
+            yield f"{path}.processes.{name}: names of the server and of copies (NAME-0) are taken; choose another"
+        for stage in process.stages:
+            if stage in homes:
+                homes[stage].append(name)
+            else:
+                yield f"{path}.processes.{name}.stages: unknown stage {stage!r}{nearest(stage, values.stages)}"
+        replicas = {values.stages[stage].replicas for stage in process.stages if stage in values.stages}
+        if len(replicas) > 1:
+            yield f"{path}.processes.{name}: its stages have different numbers of replicas; give each its own process"
+    for stage, processes in homes.items():
+        if not processes:
+            yield f"{path}.processes: stage {stage!r} is in none"
+        elif len(processes) > 1:
+            yield f"{path}.processes: stage {stage!r} is in {' and in '.join(processes)}; expected one"

@@ -1,0 +1,115 @@
+"""Final values of one stage on the devices it gets: everything that a recipe leaves to be chosen, and its memory.
+
+Pure. `placement` calls it once a stage; each derived value comes with the reason for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnictl.hardware import Hardware
+from omnictl.recipe import Placed, Recipe
+from omnictl.recipe_schema import ArStage, Stage
+from omnictl.units import format_bytes, format_count
+from runtime.plan import EngineKind, MemoryBudget, StagePlan
+
+BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(slots=True)
+class StageValues:
+    """A planned stage, the reasons of its derived values by key, and what is wrong with it."""
+
+    plan: StagePlan
+    reasons: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def resolve_stage(recipe: Recipe, placed: Placed, name: str, num_gpus: int, hardware: Hardware) -> StageValues:
+    """`num_gpus`: over how many GPUs the stage is spread, 0 for the CPU."""
+    stage = placed.values.stages[name]
+    reasons: dict[str, str] = {}
+    settings = stage.engine_settings.model_dump(mode="json")
+    if isinstance(stage, ArStage):
+        settings = _ar_settings(recipe, stage, name, num_gpus, hardware, reasons)
+    memory = _memory(stage, settings.get("dtype"), num_gpus, reasons)
+    plan = StagePlan(
+        name=name,
+        engine=EngineKind(stage.engine),
+        program="sim" if stage.engine == "sim" else stage.program,
+        weights=stage.weights,
+        replicas=stage.replicas,
+        slots=stage.slots,
+        stall_timeout_s=stage.stall_timeout_s,
+        start_timeout_s=stage.start_timeout_s,
+        memory=memory,
+        engine_settings=settings,
+        program_settings={} if stage.engine == "sim" else stage.program_settings,
+    )
+    problems = _cache_problems(name, stage, settings) if isinstance(stage, ArStage) else []
+    return StageValues(plan, reasons, problems)
+
+
+def resolve_dtype(num_gpus: int, hardware: Hardware) -> tuple[str, str]:
+    """The dtype that `auto` stands for on this hardware, and why."""
+    if num_gpus:
+        if all(gpu.compute_capability >= (8, 0) for gpu in hardware.gpus):
+            return "bfloat16", "auto: the GPU computes bfloat16"
+        return "float16", "auto: GPUs before compute capability 8.0 compute no bfloat16"
+    if hardware.cpu.has_bfloat16:
+        return "bfloat16", "auto: the CPU computes bfloat16"
+    return "float32", "auto: the CPU has neither avx512_bf16 nor amx_bf16"
+
+
+def _ar_settings(
+    recipe: Recipe, stage: ArStage, name: str, num_gpus: int, hardware: Hardware, reasons: dict[str, str]
+) -> dict[str, Any]:
+    settings = stage.engine_settings.model_dump(mode="json")
+    if settings["dtype"] == "auto":
+        settings["dtype"], reasons["engine_settings.dtype"] = resolve_dtype(num_gpus, hardware)
+    if settings["max_model_len"] is None:
+        settings["max_model_len"] = recipe.model.context_length
+        reasons["engine_settings.max_model_len"] = "model.context_length"
+    if settings["max_num_seqs"] is None:
+        settings["max_num_seqs"] = stage.slots
+        reasons["engine_settings.max_num_seqs"] = f"stages.{name}.slots"
+    return settings
+
+
+def _memory(stage: Stage, dtype: str | None, num_gpus: int, reasons: dict[str, str]) -> MemoryBudget:
+    """Bytes on each device: weights with a fifth on top for what loaders and layouts add, shared out over the GPUs."""
+    size = stage.bytes_per_parameter
+    if size is None:
+        size = BYTES_OF_DTYPE.get(dtype or "", 0)
+    weights_bytes = -(-round(stage.parameters * size) * 12 // 10)
+    shares = max(1, num_gpus)
+    split = f" / {shares} GPUs" if shares > 1 else ""
+    if stage.parameters:
+        unit = f"{size:g} byte{'' if size == 1 else 's'}" + (f" ({dtype})" if stage.bytes_per_parameter is None else "")
+        reasons["memory.weights_bytes"] = f"{format_count(stage.parameters)} parameters x {unit} x 1.2{split}"
+    return MemoryBudget(
+        weights_bytes=-(-weights_bytes // shares),
+        cache_bytes=-(-stage.cache // shares),
+        activation_bytes=stage.activation,
+    )
+
+
+def _cache_problems(name: str, stage: ArStage, settings: dict[str, Any]) -> list[str]:
+    least_bytes = least_cache_bytes(stage, settings)
+    if least_bytes is None or stage.cache >= least_bytes:
+        return []
+    length, num_tokens = settings["max_model_len"], stage.cache * settings["max_model_len"] // least_bytes
+    return [
+        f"stages.{name}.cache: {format_bytes(stage.cache)} holds {num_tokens} tokens; one request of max_model_len "
+        f"{length} needs {format_bytes(least_bytes)}"
+    ]
+
+
+def least_cache_bytes(stage: ArStage, settings: dict[str, Any]) -> int | None:
+    """The cache that one request of full length needs; None when the recipe does not say what a token takes."""
+    if stage.cache_elements_per_token is None:
+        return None
+    token_bytes = stage.cache_elements_per_token * BYTES_OF_DTYPE[settings["dtype"]]
+    length: int = settings["max_model_len"]
+    return token_bytes * length
