@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import zmq
 
 from runtime.messages import AnyMessage, Message
 from runtime.transport import SERVER_INBOX, Inbox, Outbox, address_of
+
+log = logging.getLogger(__name__)
 
 MAX_BURST = 512
 """Messages handled before the event loop gets its turn."""
@@ -48,6 +51,10 @@ class Hub:
         count = 0
         for message in self._inbox.drain(MAX_BURST):
             count += 1
-            self._handle(message)
+            try:
+                self._handle(message)
+            except Exception:
+                # one bad message must not take the orchestrator, and with it everybody's requests, along
+                log.exception("message %s was not handled", type(message).__name__)
         if count == MAX_BURST:
             self._loop.call_soon(self._read)

@@ -114,7 +114,9 @@ class Ready(Message, tag="ready", frozen=True):
     facts: dict[str, Any]
 
 
-class LoadFailed(Message, tag="load_failed", frozen=True):
+class Broken(Message, tag="broken", frozen=True):
+    """A replica cannot go on: it could not load, or its engine failed for good. Its process ends after this."""
+
     stage: str
     index: int
     generation: int
@@ -194,7 +196,7 @@ AnyMessage = (
     | Drain
     | Progress
     | Ready
-    | LoadFailed
+    | Broken
     | Started
     | Output
     | Ended

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Orchestrator:
         ):
             self.telemetry.dropped.inc()
             return False
-        request.next_update[modality] = sequence + 1
+        request.next_update[modality] = sys.maxsize if piece.last else sequence + 1
         self._feed(request, modality, piece, last=piece.last)
         return True
 

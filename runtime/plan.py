@@ -146,6 +146,7 @@ class Limits(Strict):
     abort_timeout_s: float = 10.0
     drain_timeout_s: float = 20.0
     max_unread_bytes: int = 64 << 20
+    beat_timeout_s: float = 30.0
 
 
 class RestartBudget(Strict):

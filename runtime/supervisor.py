@@ -21,15 +21,15 @@ from typing import Any
 
 from runtime.errors import OmniError, StageError, from_fields
 from runtime.hub import Hub
-from runtime.messages import AnyMessage, Beat, Drain, LoadFailed, Progress, Ready
+from runtime.messages import AnyMessage, Beat, Broken, Drain, Progress, Ready
 from runtime.plan import Plan, ProcessPlan, RestartBudget
 from runtime.pool import Life, Pools, Replica, Trigger
+from runtime.settings import shm_dir
+from runtime.sweep import sweep_dead_owners
 from runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-MAX_BEAT_SILENCE_S = 30.0
-"""A ready worker beats once a second; one that is silent for this long is stopped or stuck."""
 KILL_TIMEOUT_S = 5.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -134,7 +134,7 @@ class Supervisor:
     def handle(self, message: AnyMessage) -> bool:
         """Take a message that is about replicas. False for all others."""
         match message:
-            case Progress() | Ready() | LoadFailed():
+            case Progress() | Ready() | Broken():
                 replica = self._pools.replica(message.stage, message.index)
                 managed = self._managed[replica.process]
                 if managed.generation == message.generation:
@@ -171,6 +171,7 @@ class Supervisor:
                 replica.move(Trigger.EXITED, reason)
                 self._down(replica, reason)
             self.changed.set()
+            await asyncio.to_thread(sweep_dead_owners, shm_dir())
             if self._stop.is_set():
                 return
             log.error("process %s is down: %s", managed.plan.name, reason)
@@ -198,9 +199,10 @@ class Supervisor:
         try:
             await self._until_ready(managed, exited)
             while not exited.done():
-                await asyncio.wait([exited], timeout=MAX_BEAT_SILENCE_S)
+                limit_s = self._plan.limits.beat_timeout_s
+                await asyncio.wait([exited], timeout=limit_s)
                 silence_s = time.monotonic() - managed.beat_s
-                if not exited.done() and silence_s > MAX_BEAT_SILENCE_S:
+                if not exited.done() and silence_s > limit_s:
                     self._kill(managed, f"no sign of life for {silence_s:.0f} s")
         finally:
             if process.returncode is None:
@@ -238,13 +240,13 @@ class Supervisor:
         finally:
             ready.cancel()
 
-    def _on_news(self, managed: _Managed, replica: Replica, message: Progress | Ready | LoadFailed) -> None:
+    def _on_news(self, managed: _Managed, replica: Replica, message: Progress | Ready | Broken) -> None:
         managed.progress_s = time.monotonic()
         match message:
             case Progress():
                 managed.phase = f"{message.stage}: {message.phase}"
                 replica.reason = message.phase
-            case LoadFailed():
+            case Broken():
                 managed.failure = from_fields(message.error)
                 replica.reason = str(managed.failure)
             case Ready() if replica.state is Life.STARTING:

@@ -62,7 +62,8 @@ class ReplicaThread(threading.Thread):
             self._end(outbox, error)
         except BaseException as exc:
             traceback.print_exc()
-            self._end(outbox, StageError(f"stage {self.replica.stage}: {type(exc).__name__}: {exc}"))
+            name = type(exc).__name__
+            self._end(outbox, StageError(f"stage {self.replica.stage} crashed with {name}; see the stage's log"))
         finally:
             outbox.close(LINGER_S)
             self.worker.wake.set()
@@ -98,14 +99,11 @@ class ReplicaThread(threading.Thread):
             engine.close()
 
     def _end(self, outbox: Outbox, error: OmniError) -> None:
-        """A replica that could not load says why; one that crashed in service leaves that to the exit code."""
-        if self.loop is None:
-            replica, generation = self.replica, self.worker.generation
-            failed = messages.LoadFailed(replica.stage, replica.index, generation, error.to_fields())
-            outbox.send(address_of(self.worker.directory, SERVER_INBOX), failed)
-            self.failure = EXIT_LOAD_FAILED
-        else:
-            self.failure = EXIT_CRASHED
+        """Last words: why this replica, and with it the process, cannot go on."""
+        replica, generation = self.replica, self.worker.generation
+        broken = messages.Broken(replica.stage, replica.index, generation, error.to_fields())
+        outbox.send(address_of(self.worker.directory, SERVER_INBOX), broken)
+        self.failure = EXIT_LOAD_FAILED if self.loop is None else EXIT_CRASHED
 
 
 class Worker:
@@ -140,7 +138,7 @@ class Worker:
         if not failure:
             for thread in self.threads:
                 thread.join(self.plan.limits.drain_timeout_s)
-        self.exchange.close()
+            self.exchange.close()  # after a failure the neighbours still use it; the server sweeps what is left
         outbox.close(LINGER_S)
         last_words = threading.Thread(target=self.context.term, daemon=True)
         last_words.start()

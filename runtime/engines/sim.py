@@ -48,6 +48,7 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_size: int = 1024
     output_bytes: int = 960
     load_s: float = 0.0
+    load_silently: bool = False
     faults: list[Fault] = []
 
 
@@ -229,6 +230,7 @@ def load(context: LoadContext) -> SimEngine:
         raise ConfigError(f"stage {context.stage.name}: engine_settings: {exc}") from exc
     end_s = time.monotonic() + settings.load_s
     while (left_s := end_s - time.monotonic()) > 0:
-        context.progress(f"loading, {left_s:.1f} s left")
+        if not settings.load_silently:
+            context.progress(f"loading, {left_s:.1f} s left")
         time.sleep(min(left_s, 0.5))
     return SimEngine(settings, context.stage.name)
