@@ -5,13 +5,16 @@ A command parses, calls one function and prints through `output`. Errors become 
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
 from omnictl import output
-from omnictl.commands import plan, recipes
+from omnictl.commands import chat, doctor, down, logs, plan, ps, recipes, up, version
 from runtime.errors import OmniError
+
+TRACEBACK_VARIABLE = "OMNICTL_TRACEBACK"
 
 app = typer.Typer(
     name="omnictl",
@@ -21,19 +24,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("up")(up.command)
+app.command("ps")(ps.command)
+app.command("logs")(logs.command)
+app.command("down")(down.command)
+app.command("chat")(chat.command)
 app.command("plan")(plan.command)
 app.add_typer(recipes.app, name="recipes")
+app.command("doctor")(doctor.command)
+app.command("version")(version.command)
 
 
 def main() -> None:
-    """Entry point of the `omnictl` script."""
+    """Run the command line. Called by `omnictl.__main__`."""
     try:
         app()
     except OmniError as error:
         output.report_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        output.note(f"error: {type(error).__name__}: {error}")
+        output.note(f"hint: this is a fault of omnictl; {TRACEBACK_VARIABLE}=1 shows where it is")
+        sys.exit(OmniError.exit_code)

@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from runtime.errors import OmniError
+
+PIPE_WIDTH = 1000
 
 
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    stream = sys.stderr if stderr else sys.stdout
+    # What is piped somewhere is not folded to an imagined terminal's width.
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=width)
 
 
 def print_json(value: Any) -> None:
@@ -27,15 +33,21 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    console().print(table)
+        # As Text: brackets in a value are the value's, not markup.
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    console().print(make_table(columns, rows, title=title))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
@@ -54,6 +66,12 @@ def write(text: str) -> None:
 def note(message: str) -> None:
     """A remark for the person at the terminal, on stderr."""
     sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+
+
+def prompt(text: str) -> None:
+    """Ask for a line, on stderr and without a line end."""
+    sys.stderr.write(text)
     sys.stderr.flush()
 
 

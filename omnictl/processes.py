@@ -68,10 +68,13 @@ def readable(fds: list[int], timeout_s: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
 
 
-def identify(pid: int) -> ProcessId | None:
-    """The identity of a running process; None when there is none, or only its zombie."""
+def identify(pid: int, *, even_ended: bool = False) -> ProcessId | None:
+    """The identity of a running process; None when there is none, or only its zombie.
+
+    `even_ended`: also of the zombie, for a child that may have ended before we looked.
+    """
     fields = _stat(pid)
-    if fields is None or fields[0] in ("Z", "X"):
+    if fields is None or (fields[0] in ("Z", "X") and not even_ended):
         return None
     return ProcessId(pid=pid, start_ticks=int(fields[19]), boot_id=_boot_id())
 
@@ -106,6 +109,19 @@ def with_environment(variable: str, value: str) -> list[ProcessId]:
         if pid != os.getpid() and wanted in environment and (identity := identify(pid)) is not None:
             found.append(identity)
     return found
+
+
+def listens(process: ProcessId, port: int) -> bool:
+    """Whether this very process accepts connections on the port."""
+    import psutil
+
+    try:
+        connections = psutil.Process(process.pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return process.is_alive() and any(
+        c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port for c in connections
+    )
 
 
 def _pids() -> list[int]:

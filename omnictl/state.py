@@ -54,8 +54,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     state: State
     started_at: str
     log_dir: str
-    api_key_sha256: str | None = None
-    """Tells whether a second `up` asks for the same key; the key itself is never written."""
+    shm_dir: str
+    api_key_file: str | None = None
+    api_keys_sha256: str | None = None
+    """Tells whether a second `up` asks for the same keys; the keys themselves are never written."""
     reason: str | None = None
 
     @property
@@ -89,6 +91,7 @@ class Store:
     """The deployments below one folder (default: the setting)."""
 
     def __init__(self, root: Path | None = None) -> None:
+        # Absolute: the folder is also the mark by which a deployment's processes are found.
         self.root = (root or settings.state_dir()).absolute()
 
     def folder(self, name: str) -> Path:

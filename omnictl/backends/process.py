@@ -6,6 +6,7 @@ leaves behind is found again. `launch` and the commands call this; what is recor
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,8 +21,8 @@ from omnictl.state import Deployment
 from runtime.errors import EnvironmentProblem
 
 MARKER_VARIABLE = "OMNICTL_DEPLOYMENT"
-STOP_MARGIN_S = 5.0
-"""On top of the drain time that the plan grants to running requests."""
+STOP_MARGIN_S = 30.0
+"""On top of the drain time that the plan grants to running requests: closing connections, ending workers."""
 KILL_TIMEOUT_S = 5.0
 ORPHAN_TIMEOUT_S = 3.0
 """How long workers of a dead server may take to leave by themselves."""
@@ -30,12 +31,17 @@ SWEEP_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StopReport:
-    """What a stop came to. `killed`: pids that did not leave when asked. `swept`: what the sweep said it removed."""
+    """What a stop came to.
+
+    killed: pids that did not leave when asked. swept: names of shared-memory files of dead owners that were removed;
+    unswept: those that could not be.
+    """
 
     was_alive: bool
     killed: tuple[int, ...]
     port_free: bool
     swept: tuple[str, ...]
+    unswept: tuple[str, ...]
 
 
 def server_command(folder: Path, host: str, port: int) -> list[str]:
@@ -44,13 +50,19 @@ def server_command(folder: Path, host: str, port: int) -> list[str]:
     return [*command, "--host", host, "--port", str(port), "--state-dir", str(folder)]
 
 
-def start_server(command: list[str], folder: Path, api_key: str | None) -> subprocess.Popen[bytes]:
-    """Start it in its own session, so that a Ctrl-C at the terminal reaches only us."""
-    environment = {**os.environ, MARKER_VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
-    # By environment, not by argument: arguments are shown to every user of the machine.
-    environment.pop(settings.API_KEY_VARIABLE, None)
-    if api_key is not None:
-        environment[settings.API_KEY_VARIABLE] = api_key
+def start_server(command: list[str], folder: Path, api_key_file: str | None) -> subprocess.Popen[bytes]:
+    """Start it in its own session, so that a Ctrl-C at the terminal reaches only us.
+
+    Keys go by the environment: arguments are shown to every user of the machine.
+    """
+    environment = {
+        **os.environ,
+        **settings.runtime_environment(),
+        MARKER_VARIABLE: str(folder),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if api_key_file is not None:
+        environment[settings.API_KEY_FILE_VARIABLE] = api_key_file
     try:
         with open(folder / "logs" / "server.log", "ab") as log:
             return subprocess.Popen(
@@ -85,7 +97,8 @@ def stop(deployment: Deployment, folder: Path, *, drain_timeout_s: float, hurry_
     killed += end_leftovers(folder, others)
     # With all our processes gone, a port that is held has been taken by somebody else: told, not an error.
     port_free = not ports.is_bound(deployment.host, deployment.port)
-    return StopReport(was_alive=was_alive, killed=tuple(killed), port_free=port_free, swept=sweep())
+    swept, unswept = sweep(deployment.shm_dir)
+    return StopReport(was_alive=was_alive, killed=tuple(killed), port_free=port_free, swept=swept, unswept=unswept)
 
 
 def end_leftovers(folder: Path, known: list[ProcessId] | None = None) -> list[int]:
@@ -105,17 +118,18 @@ def end_leftovers(folder: Path, known: list[ProcessId] | None = None) -> list[in
     return killed
 
 
-def sweep() -> tuple[str, ...]:
-    """Remove the shared-memory files of dead owners; one line for each of them."""
-    command = [sys.executable, "-P", "-m", "runtime.sweep"]
+def sweep(shm_dir: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Remove the shared-memory files of dead owners: names of the removed, and of those that had to be left."""
+    command = [sys.executable, "-P", "-m", "runtime.sweep", shm_dir]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SWEEP_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise EnvironmentProblem(f"{' '.join(command)}: not done after {SWEEP_TIMEOUT_S:.0f} s") from None
+        raise EnvironmentProblem(f"sweep of {shm_dir}: not done after {SWEEP_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise EnvironmentProblem(f"{' '.join(command)}: {reason}")
-    return tuple(done.stdout.splitlines())
+        raise EnvironmentProblem(f"sweep of {shm_dir}: {reason}")
+    answer = json.loads(done.stdout)
+    return tuple(answer["removed"]), tuple(answer["failed"])
 
 
 def _drain(server: ProcessId, timeout_s: float, hurry_fd: int | None) -> list[int]:

@@ -91,4 +91,5 @@ def deployment(name: str, process: ProcessId, *, port: int = 8091, state: State 
         state=state,
         started_at="2026-01-01T00:00:00+00:00",
         log_dir="/nonexistent",
+        shm_dir="/dev/shm",
     )

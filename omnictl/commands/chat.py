@@ -1,0 +1,43 @@
+"""`omnictl chat`: a question by text or by voice; the answer streamed to the terminal and into a sound file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnictl import output
+from omnictl.state import Store
+from runtime.errors import ConfigError, InvalidRequest, NotRunning
+
+
+def command(
+    text: Annotated[str | None, typer.Argument(help="The question. Default: standard input, or a dialogue.")] = None,
+    voice_in: Annotated[Path | None, typer.Option(metavar="FILE", help="A question as a wav or mp3 file.")] = None,
+    audio_out: Annotated[Path | None, typer.Option(metavar="FILE.wav", help="Have it spoken, into this file.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="DEPLOYMENT", help="Default: the only one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole answer as one JSON document.")] = False,
+) -> None:
+    """Ask a running deployment. The answer goes to stdout, times to stderr."""
+    from omnictl.conversation import Conversation
+
+    store = Store()
+    deployment = store.load(store.choose(name))
+    if not deployment.is_alive:
+        raise NotRunning(f"{deployment.name} does not run ({deployment.observed})", hint="omnictl up NAME")
+    if audio_out is not None and not audio_out.absolute().parent.is_dir():
+        raise InvalidRequest(f"--audio-out {audio_out}: there is no such folder")
+    is_dialogue = text is None and voice_in is None and sys.stdin.isatty()
+    if is_dialogue and as_json:
+        raise ConfigError("--json is one document and a dialogue has several answers; give TEXT")
+    if text is None and voice_in is None and not is_dialogue:
+        text = sys.stdin.read()
+    with Conversation(deployment, audio_out, quiet=as_json) as conversation:
+        if is_dialogue:
+            conversation.hold()
+            return
+        answer = conversation.ask(text, voice_in)
+    if as_json:
+        output.print_json(answer.to_document())
