@@ -10,7 +10,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 SCHEMA_VERSION = 1
 REQUEST_INPUT = "request"
@@ -137,22 +145,22 @@ class VoicesPlan(Strict):
 class Limits(Strict):
     """Bounds that hold for every request; each is named in the error of a request that breaks it."""
 
-    max_body_bytes: int = 32 << 20
-    max_text_chars: int = 20_000
-    max_audio_s: float = 120.0
-    max_queued: int = 64
-    queue_timeout_s: float = 30.0
-    request_timeout_s: float = 300.0
-    abort_timeout_s: float = 10.0
-    drain_timeout_s: float = 20.0
-    max_unread_bytes: int = 64 << 20
-    beat_timeout_s: float = 30.0
+    max_body_bytes: PositiveInt = 32 << 20
+    max_text_chars: PositiveInt = 20_000
+    max_audio_s: PositiveFloat = 120.0
+    max_queued: NonNegativeInt = 64
+    queue_timeout_s: NonNegativeFloat = 30.0
+    request_timeout_s: PositiveFloat = 300.0
+    abort_timeout_s: PositiveFloat = 10.0
+    drain_timeout_s: PositiveFloat = 20.0
+    max_unread_bytes: PositiveInt = 64 << 20
+    beat_timeout_s: PositiveFloat = 30.0
 
 
 class RestartBudget(Strict):
-    max_restarts: int = 5
-    window_s: float = 300.0
-    backoff_s: float = 0.5
+    max_restarts: NonNegativeInt = 5
+    window_s: PositiveFloat = 300.0
+    backoff_s: NonNegativeFloat = 0.5
 
 
 class Plan(Strict):

@@ -66,7 +66,6 @@ class _Managed:
     started_s: float = 0.0
     progress_s: float = 0.0
     beat_s: float = 0.0
-    phase: str = "not started yet"
     resident_bytes: int = 0
     was_ready: bool = False
     kill_reason: str = ""
@@ -193,7 +192,6 @@ class Supervisor:
         managed.kill_reason, managed.failure = "", None
         managed.all_ready.clear()
         managed.started_s = managed.progress_s = managed.beat_s = time.monotonic()
-        managed.phase = "starting"
         process = managed.process = await self._spawn(managed)
         exited = asyncio.create_task(process.wait())
         try:
@@ -233,8 +231,9 @@ class Supervisor:
             while not ready.done() and not exited.done():
                 left_s = managed.progress_s + managed.start_timeout_s - time.monotonic()
                 if left_s <= 0:
+                    doing = ", ".join(f"{r.stage}: {r.reason}" for r in managed.replicas if r.state is Life.STARTING)
                     limit_s = managed.start_timeout_s
-                    self._kill(managed, f"no progress for {limit_s:g} s while {managed.phase} (start_timeout_s)")
+                    self._kill(managed, f"no progress for {limit_s:g} s while {doing} (start_timeout_s)")
                     left_s = KILL_TIMEOUT_S
                 await asyncio.wait([ready, exited], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -244,7 +243,6 @@ class Supervisor:
         managed.progress_s = time.monotonic()
         match message:
             case Progress():
-                managed.phase = f"{message.stage}: {message.phase}"
                 replica.reason = message.phase
             case Broken():
                 managed.failure = from_fields(message.error)
@@ -256,7 +254,6 @@ class Supervisor:
                 replica.move(Trigger.LOADED, "ready")
                 if all(r.state is Life.READY for r in managed.replicas):
                     managed.was_ready = True
-                    managed.phase = "ready"
                     managed.all_ready.set()
                 self._ready(replica)
         self.changed.set()

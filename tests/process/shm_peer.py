@@ -25,7 +25,7 @@ from runtime.errors import OmniError, from_fields
 from runtime.messages import Ref
 from runtime.payload import Payload
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 ANSWER_TIMEOUT_S = 30.0
 
 
@@ -44,6 +44,19 @@ def make_payload(size_bytes: int, *, request_id: str = "r", fill: int = 1, seque
         meta={"fill": fill},
         tensors={"data": np.full(size_bytes, fill, np.uint8)},
     )
+
+
+def fields(ref: Ref) -> list[Any]:
+    """A ref as it travels to the peer."""
+    return msgspec.to_builtins(ref)  # type: ignore[no-any-return]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def size_bytes(folder: Path) -> int:
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
 
 
 class _Commands:

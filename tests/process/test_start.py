@@ -21,9 +21,8 @@ from tests.plans import sim_plan
 
 async def test_progress_resets_the_start_deadline(tmp_path: Path) -> None:
     """F045: a stage that says it is getting on may take longer than the deadline."""
-    plan = sim_plan(stages={"talk": {"load_s": 2.5}})
-    plan = plan.model_copy(update={"stages": tuple(s.model_copy(update={"start_timeout_s": 1.5}) for s in plan.stages)})
-    # imports take their second as well, so the deadline is kept by progress alone
+    plan = sim_plan(stages={"talk": {"load_s": 6.0}})
+    plan = plan.model_copy(update={"stages": tuple(s.model_copy(update={"start_timeout_s": 4.0}) for s in plan.stages)})
     async with deployed(plan, tmp_path) as deployment:
         assert isinstance((await ask(deployment, spec()))[-1], Done)
 
@@ -74,12 +73,10 @@ class ServerProcess:
     def __init__(self, folder: Path) -> None:
         (folder / "plan.json").write_text(sim_plan().model_dump_json())
         self.port = free_port()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime.serve", "--plan", str(folder / "plan.json")]
-            + ["--port", str(self.port), "--state-dir", str(folder)],
-            stdout=(folder / "server.log").open("ab"),
-            stderr=subprocess.STDOUT,
-        )
+        command = [sys.executable, "-P", "-m", "runtime.serve", "--plan", str(folder / "plan.json")]
+        command += ["--port", str(self.port), "--state-dir", str(folder)]
+        with (folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.base = f"http://127.0.0.1:{self.port}"
 
     def until_ready(self, timeout_s: float = 30.0) -> None:
