@@ -74,7 +74,7 @@ def assemble(recipe: Recipe, placement: str, hardware: Hardware) -> tuple[Plan, 
 
 def _copied_sources(placed: Placed) -> dict[str, str]:
     """The sources of what the plan takes over from the recipe, by the plan's own paths. No entry means default."""
-    sources = {}
+    sources = dict.fromkeys(("name", "model_id", "served_names"), FROM_RECIPE)
     for path, source in placed.sources.items():
         section, *keys = path.split(".")
         if section not in COPIED_SECTIONS or source == DEFAULT or (len(keys) > 1 and keys[1] in PLANNING_KEYS):

@@ -16,6 +16,8 @@ CPU = "cpu"
 SHM = "shm"
 SERVER_RESERVE_BYTES = 250 * MIB
 """The deployment's own process: interpreter, HTTP server, orchestrator."""
+NUM_USES_TOLD = 5
+"""How many of the greatest uses of a device an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,24 @@ class DeviceBudget:
 
     def describe_shortfall(self) -> str:
         """The sums in words, the greatest uses first."""
-        greatest = sorted(self.uses, key=lambda use: -use.size_bytes)
-        parts = ", ".join(f"{use.owner} {format_bytes(use.size_bytes)}" for use in greatest)
         taken_bytes = self.total_bytes - self.free_bytes
         others = (
             f" (of {format_bytes(self.total_bytes)}, {format_bytes(taken_bytes)} in use)" if taken_bytes > 0 else ""
         )
         return (
             f"{self.device}: {format_bytes(self.needed_bytes)} needed, {format_bytes(self.free_bytes)} free{others}: "
-            f"{format_bytes(self.shortfall_bytes)} short ({parts})"
+            f"{format_bytes(self.shortfall_bytes)} short ({', '.join(self._greatest_uses())})"
         )
+
+    def _greatest_uses(self) -> list[str]:
+        """Uses of one owner summed; the small ones as one."""
+        sums: dict[str, int] = {}
+        for use in self.uses:
+            sums[use.owner] = sums.get(use.owner, 0) + use.size_bytes
+        ordered = sorted(sums.items(), key=lambda item: -item[1])
+        told, rest = ordered[:NUM_USES_TOLD], ordered[NUM_USES_TOLD:]
+        parts = [f"{owner} {format_bytes(size_bytes)}" for owner, size_bytes in told]
+        return [*parts, f"{len(rest)} others {format_bytes(sum(size for _, size in rest))}"] if rest else parts
 
 
 def device_budgets(plan: Plan, hardware: Hardware) -> list[DeviceBudget]:
@@ -73,10 +83,12 @@ def memory_uses(plan: Plan) -> list[Use]:
     uses = [Use(CPU, "server", SERVER_RESERVE_BYTES)]
     for process in plan.processes:
         for replica in process.replicas:
-            size_bytes = plan.stage(replica.stage).memory.total_bytes
-            uses += [Use(device, f"stage {replica.stage}", size_bytes) for device in process.devices]
+            stage = plan.stage(replica.stage)
+            copies = f" x {stage.replicas}" if stage.replicas > 1 else ""
+            owner = f"stage {stage.name}{copies}"
+            uses += [Use(device, owner, stage.memory.total_bytes) for device in process.devices]
         touched = dict.fromkeys((CPU, *process.devices))
-        uses += [Use(device, f"process {process.name}", process.reserve_bytes) for device in touched]
+        uses += [Use(device, f"reserve of {process.name}", process.reserve_bytes) for device in touched]
     for edge in plan.edges:
         pairs = plan.stage(edge.source).replicas * plan.stage(edge.target).replicas
         devices = (CPU, SHM) if edge.connector is ConnectorKind.SHM else (CPU,)

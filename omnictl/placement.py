@@ -6,8 +6,11 @@ visible in the plan, never inside an engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from omnictl import graph
-from omnictl.attempt import attempt
+from omnictl.attempt import Attempt, attempt
+from omnictl.budget import CPU
 from omnictl.hardware import Hardware, limit_gpus
 from omnictl.recipe import Recipe
 from omnictl.remedies import suggest
@@ -23,8 +26,8 @@ def make_plan(recipe: Recipe, hardware: Hardware, *, gpus: int | None = None) ->
     """
     problems = graph.find_problems(recipe)
     names, found = choose_placements(recipe, hardware, gpus)
-    problems += found
     attempts = [attempt(recipe, limit_gpus(hardware, gpus), name) for name in names]
+    problems += [*found, *_idle_gpus(attempts, gpus)]
     for candidate in attempts:
         if not problems and not candidate.problems:
             reason = _why(recipe, hardware, candidate.placement)
@@ -57,6 +60,14 @@ def choose_placements(recipe: Recipe, hardware: Hardware, gpus: int | None) -> t
         where = f"placement {wanted}" if wanted is not None else "the recipe"
         problems.append(f"--gpus {gpus}: {where} cannot honour it; placements: {known}")
     return names, problems
+
+
+def _idle_gpus(attempts: Sequence[Attempt], gpus: int | None) -> Iterator[str]:
+    """A wish for more GPUs than any placement can use is not honoured in silence."""
+    used = [{d for process in a.plan.processes for d in process.devices if d != CPU} for a in attempts]
+    most = max(map(len, used), default=0)
+    if attempts and gpus and most < gpus:
+        yield f"--gpus {gpus}: the recipe's processes use {most} at most; ask for {most}, or for more replicas"
 
 
 def _why(recipe: Recipe, hardware: Hardware, chosen: str) -> str:

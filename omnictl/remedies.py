@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from omnictl.attempt import Attempt, attempt
+from omnictl.budget import SHM
 from omnictl.hardware import Hardware, limit_gpus
 from omnictl.recipe import Recipe
 from omnictl.recipe_schema import ArStage
@@ -92,9 +93,13 @@ def _more_gpus(recipe: Recipe, hardware: Hardware, gpus: int | None, candidate: 
 def _free_memory(candidate: Attempt) -> str:
     parts = []
     for budget in candidate.short:
-        in_use = budget.total_bytes - budget.free_bytes
-        enough = budget.total_bytes >= budget.needed_bytes
-        advice = f"end other programs, which use {format_bytes(in_use)}" if enough else "use a greater machine"
+        in_use_bytes = budget.total_bytes - budget.free_bytes
+        if budget.device == SHM:
+            advice = "a larger /dev/shm (in a container: --shm-size), or another OMNICTL_SHM_DIR"
+        elif budget.total_bytes >= budget.needed_bytes:
+            advice = f"end other programs, which use {format_bytes(in_use_bytes)}"
+        else:
+            advice = f"there are {format_bytes(budget.total_bytes)} in all; use a larger machine"
         parts.append(f"{budget.device} needs {format_bytes(budget.needed_bytes)} free: {advice}")
     return "; ".join(parts)
 
