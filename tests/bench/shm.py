@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import sys
+import os
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +28,12 @@ from runtime.connectors.shm import ShmConnector
 from runtime.messages import Ref
 from runtime.payload import Payload, pack, unpack
 from runtime.settings import shm_dir
-from tests.bench.machine import machine_facts
+from tests.bench.report import write_report
 
 KIB, MIB = 1 << 10, 1 << 20
 ROUNDS = {4 * KIB: 1000, MIB: 500, 64 * MIB: 60}
 NUM_WARMUP_ROUNDS = 5
 WAIT_S = 60.0
-REPORT = Path("docs/measurements/shm.md")
-COMMAND = "make bench-shm"
 
 MEMCPY, MESSAGE, POOL, ONE_SEGMENT = "memcpy", "message alone", "shm connector", "one segment a message"
 
@@ -43,8 +42,12 @@ EXPLANATION = f"""\
 payload to the other process: the floor of every hand-over. *{POOL}* is ours; payloads of 4 KiB ride in the
 message. *{ONE_SEGMENT}* makes a `multiprocessing.shared_memory` segment for each payload.
 *put to get*: from the start of the put to the moment at which the consumer has the tensors. *put to read*: until it
-has read every byte of them. *cycle*: until the producer has the answer and the memory is free again.
-"""
+has read every byte of them. *cycle*: until the producer has the answer and the memory is free again. All times are
+in microseconds; the ratios compare medians of put to get."""
+COLUMNS = (
+    *("payload", "way", "put to get, median", "p95", "x memcpy", "x one segment"),
+    *("put to read, median", "p95", "cycle, median"),
+)
 
 
 class Sent(msgspec.Struct, array_like=True):
@@ -214,12 +217,8 @@ def size_label(size_bytes: int) -> str:
     return f"{size_bytes // KIB} KiB" if size_bytes < MIB else f"{size_bytes // MIB} MiB"
 
 
-def table(results: dict[int, dict[str, Times]]) -> list[str]:
-    lines = [
-        "| payload | way | put to get, median us | p95 us | x memcpy | x one segment | put to read, median us | p95 us "
-        "| cycle, median us |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+def rows(results: dict[int, dict[str, Times]]) -> list[list[str]]:
+    lines = []
     for size_bytes, ways in results.items():
         floor, other = (microseconds(ways[name].got, 50) for name in (MEMCPY, ONE_SEGMENT))
         for name, times in ways.items():
@@ -228,30 +227,27 @@ def table(results: dict[int, dict[str, Times]]) -> list[str]:
             figures += [microseconds(times.read, 50), microseconds(times.read, 95), microseconds(times.cycle, 50)]
             digits = [1, 1, 2, 2, 1, 1, 1]
             cells = [f"{figure:.{n}f}" for figure, n in zip(figures, digits, strict=True)]
-            lines.append(f"| {size_label(size_bytes)} | {name} | {' | '.join(cells)} |")
+            lines.append([size_label(size_bytes), name, *cells])
     return lines
-
-
-def report(results: dict[int, dict[str, Times]]) -> str:
-    rounds = ", ".join(f"{n} of {size_label(size)}" for size, n in ROUNDS.items())
-    parts = [
-        "# The shm connector: put to get between two processes",
-        EXPLANATION + f"Rounds: {rounds}; each way once a round.",
-        "\n".join(machine_facts(COMMAND)),
-        "\n".join(table(results)),
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.shm", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"also write the report to {REPORT}")
+    parser.add_argument("--write", action="store_true", help="also write docs/measurements/shm.md")
     options = parser.parse_args()
-    text = report(run(shm_dir()))
-    sys.stdout.write(text)
-    if options.write:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(text)
+    results = run(shm_dir())
+    rounds = ", ".join(f"{n} of {size_label(size)}" for size, n in ROUNDS.items())
+    write_report(
+        "shm",
+        title="The shm connector: put to get between two processes",
+        command="make bench-shm ARGS=--write",
+        about=EXPLANATION,
+        columns=COLUMNS,
+        rows=rows(results),
+        write=options.write,
+        notes=f"Rounds: {rounds}, each way once a round. Linux {platform.release()}, numpy {np.__version__}; "
+        f"load average at the end {os.getloadavg()[0]:.1f}.",
+    )
 
 
 if __name__ == "__main__":
