@@ -5,7 +5,7 @@ The user file is OMNICTL_CONFIG, default omnictl/config.yaml below $XDG_CONFIG_H
     home: ~/models                     # also weights_dir, state_dir, shm_dir
     recipe_dirs: [~/my-recipes]        # folders of <org>/<model>.yaml
     recipes:
-      sidekick: {stages.thinker.slots: 4}
+      MODEL: {stages.thinker.slots: 4}
 
 The runtime has its own copy of what it needs (`runtime.settings`): the tool imports nothing else of it.
 """

@@ -20,7 +20,7 @@ from runtime.connectors import open_connectors
 from runtime.errors import OmniError, StartFailed, Unavailable
 from runtime.exchange import Exchange
 from runtime.hub import Hub
-from runtime.messages import AnyMessage
+from runtime.messages import AnyMessage, Beat
 from runtime.orchestrator import Availability, Orchestrator, RequestHandle
 from runtime.plan import Modality, Plan
 from runtime.requests import TERMINALS, Done, Failed, RequestSpec
@@ -166,6 +166,8 @@ class Deployment:
                 raise StartFailed(f"warm-up request ({what}) was aborted")
 
     def _handle(self, message: AnyMessage) -> None:
+        if isinstance(message, Beat):
+            self._exchange.trim()
         if not self.supervisor.handle(message):
             self.orchestrator.handle(message)
 

@@ -40,6 +40,11 @@ class Exchange:
         for connector in self._connectors.values():
             connector.cleanup(request_id)
 
+    def trim(self) -> None:
+        """Give idle memory back; called with each beat."""
+        for connector in self._connectors.values():
+            connector.trim()
+
     def health(self) -> list[ConnectorHealth]:
         return [connector.health() for connector in self._connectors.values()]
 

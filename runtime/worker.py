@@ -134,6 +134,7 @@ class Worker:
             stats = [thread.loop.stats() for thread in self.threads if thread.loop is not None]
             beat = messages.Beat(self.process.name, self.generation, resident_bytes(), stats)
             outbox.send(address_of(self.directory, SERVER_INBOX), beat)
+            self.exchange.trim()
         failure = next((thread.failure for thread in self.threads if thread.failure), 0)
         if not failure:
             for thread in self.threads:
