@@ -38,13 +38,13 @@ fmt: install  ## format and fix what can be fixed
 
 bench-sidekick: install  ## figures of the model in the box, into docs/measurements
 	@$(BIN)/omnictl pull sidekick
-	$(BIN)/python -m tests.bench.sidekick $(ARGS)
+	$(BIN)/python -m tests.bench.sidekick --write $(ARGS)
 
 bench-control: install  ## figures of the control plane
-	$(BIN)/python -m tests.bench.control $(ARGS)
+	$(BIN)/python -m tests.bench.control --write $(ARGS)
 
 bench-shm: install  ## figures of the shared-memory connector
-	$(BIN)/python -m tests.bench.shm $(ARGS)
+	$(BIN)/python -m tests.bench.shm --write $(ARGS)
 
 clean:  ## remove .venv and everything that was made in the checkout; weights stay
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,195 @@
+"""What the model in the box must do, on its real weights, through the command, the endpoints and the official SDK."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jiwer
+import openai
+import psutil
+import pytest
+
+from tests.process.sidekick import Answer, Sidekick, ask, running, spoken, wav, words
+
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
+
+LONG = "Tell me in five sentences how rain is made."
+SENTENCES = (
+    "The capital of France is Paris.",
+    "Water boils at one hundred degrees.",
+    "She walked slowly along the river bank.",
+    "The train to London leaves at seven.",
+    "Please open the window before you go.",
+    "My brother plays the piano every evening.",
+    "A red apple fell from the old tree.",
+    "We are going to the market tomorrow morning.",
+    "The children were laughing in the garden.",
+    "He wrote a long letter to his friend.",
+)
+
+
+@pytest.fixture(scope="module")
+def sidekick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidekick]:
+    with running(tmp_path_factory.mktemp("sidekick")) as running_sidekick:
+        yield running_sidekick
+
+
+def speech(sidekick: Sidekick, text: str) -> bytes:
+    return sidekick.client.audio.speech.create(
+        model="sidekick", voice="heart", input=text, response_format="wav"
+    ).read()
+
+
+def hear(sidekick: Sidekick, data: bytes) -> str:
+    file = io.BytesIO(data)
+    file.name = "clip.wav"
+    return sidekick.client.audio.transcriptions.create(model="sidekick", file=file).text
+
+
+def test_text_only_requests_leave_the_speech_stages_alone(sidekick: Sidekick) -> None:
+    before = {s: sidekick.metric("omnictl_stage_requests_total", stage=s) for s in ("ear", "talker", "code2wav")}
+    for _ in range(3):
+        answer = ask(sidekick.client, "What is the capital of France?", ["text"])
+        assert "Paris" in answer.text
+        assert answer.pcm == b""
+    time.sleep(2.5)  # two beats: what the stages counted has arrived
+    assert before == {s: sidekick.metric("omnictl_stage_requests_total", stage=s) for s in before}
+
+
+def test_text_and_audio_interleave(sidekick: Sidekick) -> None:
+    answer = ask(sidekick.client, LONG, ["text", "audio"])
+    assert len(answer.text.split()) > 30
+    assert len(answer.audio_s) > 5
+    assert answer.audio_s[0] < answer.text_s[-1], "the first audio comes before the last text"
+    assert sum(t < answer.text_s[-1] for t in answer.audio_s) > 1
+    assert answer.finish_reason in ("stop", "length")
+
+
+def test_a_spoken_question_gets_a_spoken_answer(sidekick: Sidekick) -> None:
+    question = speech(sidekick, "What is the capital of France?")
+    answer = ask(sidekick.client, [spoken(question)], ["text", "audio"])
+    assert "Paris" in answer.text
+    assert "paris" in words(hear(sidekick, wav(answer.samples)))
+
+
+def test_what_is_said_is_heard(sidekick: Sidekick) -> None:
+    heard = [words(hear(sidekick, speech(sidekick, sentence))) for sentence in SENTENCES]
+    assert jiwer.wer([words(s) for s in SENTENCES], heard) <= 0.1, heard
+
+
+def mixed(sidekick: Sidekick) -> list[Any]:
+    """Eight requests of every kind, each with a key under which its result is compared."""
+    question = speech(sidekick, "What is the capital of France?")
+    client = sidekick.client
+    options = {"max_tokens": 40, "seed": 5}
+    return [
+        lambda: ask(client, "What is the capital of France?", ["text"], **options),
+        lambda: ask(client, "What is the capital of Italy?", ["text", "audio"], **options),
+        lambda: ask(client, "Name three colours.", ["text", "audio"], **options),
+        lambda: ask(client, [spoken(question)], ["text"], **options),
+        lambda: ask(client, [spoken(question)], ["text", "audio"], **options),
+        lambda: speech_seeded(sidekick, SENTENCES[0]),
+        lambda: speech_seeded(sidekick, SENTENCES[7]),
+        lambda: hear(sidekick, question),
+    ]
+
+
+def speech_seeded(sidekick: Sidekick, text: str) -> bytes:
+    return sidekick.client.audio.speech.create(
+        model="sidekick", voice="heart", input=text, response_format="pcm", extra_body={"seed": 5}
+    ).read()
+
+
+def content(result: Any) -> Any:
+    return (result.text, result.pcm) if isinstance(result, Answer) else result
+
+
+def test_eight_at_once_give_what_each_gives_alone(sidekick: Sidekick) -> None:
+    requests = mixed(sidekick)
+    alone = [content(request()) for request in requests]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        together = [content(f.result(timeout=300)) for f in [pool.submit(r) for r in requests]]
+    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
+        assert one == other, f"request {number}"
+    assert all(alone)
+
+
+def test_streamed_and_whole_answers_agree(sidekick: Sidekick) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "seed": 5}
+    streamed = ask(sidekick.client, "Name three colours.", ["text", "audio"], **options)
+    whole = sidekick.client.chat.completions.create(
+        model="sidekick",
+        messages=[{"role": "user", "content": "Name three colours."}],
+        modalities=["text", "audio"],
+        audio={"voice": "heart", "format": "pcm16"},
+        **options,
+    )
+    message = whole.choices[0].message
+    assert message.content == streamed.text
+    assert message.audio is not None
+    assert message.audio.transcript == streamed.text
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+def test_kill_9_of_a_stage_in_the_middle(sidekick: Sidekick) -> None:
+    """One error within 2 s, text goes on, readiness says so, the stage comes back, the next request works."""
+    outcome: dict[str, Any] = {}
+
+    def request() -> None:
+        try:
+            ask(sidekick.client, LONG, ["text", "audio"])
+            outcome["error"] = None
+        except openai.APIError as exc:
+            outcome["error"] = exc
+        outcome["at_s"] = time.monotonic()
+
+    asking = threading.Thread(target=request)
+    asking.start()
+    deadline_s = time.monotonic() + 30
+    while not sidekick.stages()["talker"]["bound"]:
+        assert time.monotonic() < deadline_s
+    killed_s = time.monotonic()
+    os.kill(sidekick.stages()["talker"]["pid"], signal.SIGKILL)
+    asking.join(10)
+    assert not asking.is_alive()
+    assert outcome["error"] is not None
+    assert outcome["at_s"] - killed_s < 2
+    ready = httpx.get(f"{sidekick.url}/ready", timeout=10)
+    assert ready.status_code == 503
+    assert "Paris" in ask(sidekick.client, "What is the capital of France?", ["text"]).text
+    with pytest.raises(openai.APIStatusError) as refused:
+        speech(sidekick, "Hello.")
+    assert refused.value.status_code == 503
+    sidekick.until_ready()
+    assert ask(sidekick.client, "What is the capital of France?", ["text", "audio"]).pcm
+
+
+def test_nothing_is_left_after_down(tmp_path: Path) -> None:
+    with running(tmp_path) as sidekick:
+        port = int(sidekick.url.rsplit(":", 1)[1])
+        pids = {row["pid"] for row in sidekick.stages().values()}
+        processes = [psutil.Process(pid) for pid in pids]
+        server = processes[0].parent()
+        assert server is not None
+        processes.append(server)
+        # killed the hard way, then started anew, then taken down
+        server.kill()
+        psutil.wait_procs(processes, timeout=5)
+        sidekick.omnictl("up", "sidekick", "-d", "--port", str(port), timeout_s=300)
+        pids |= {server.pid, *(row["pid"] for row in sidekick.stages().values())}
+        sidekick.down()
+        assert sidekick.omnictl("ps", "--json").strip().startswith("{")
+        assert not [p for p in Path("/dev/shm").glob("omnictl-*") if int(p.name.split("-")[1]) in pids]
+        assert not [p for p in pids if psutil.pid_exists(p)]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{sidekick.url}/health", timeout=2)
