@@ -62,7 +62,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
         ("![a cat](cat.png) sat", ["a cat sat"]),
         ("```python\nprint(1)\n```\nend", ["print(1)", "end"]),
         ("| a | b |\n|---|---|\n| 1 | 2 |", ["| a | b |", "| 1 | 2 |"]),
-        ("at https://www.example.com/docs/a-b?x=1#top. Now.", ["at example dot com slash docs slash a dash b.", "Now."]),
+        ("at https://www.example.com/a-b?x=1#top. Now.", ["at example dot com slash a dash b.", "Now."]),
         ("<https://a.org> <b>bold</b> &amp; 1 < 2", ["a dot org bold & 1 < 2"]),
         ("C# is 2 * 3, ~5 km", ["C sharp is 2 times 3, about 5 km"]),
         ("wow!!! what?!?! hm....", ["wow! what? hm..."]),
@@ -94,7 +94,7 @@ def test_boundaries_name_what_the_piece_ends_with() -> None:
         Boundary.SENTENCE,
         Boundary.CLAUSE,
         Boundary.LINE,
-        Boundary.PARAGRAPH,
+        Boundary.LINE,
         Boundary.END,
     ]
 
@@ -146,7 +146,7 @@ def test_holds_one_piece_of_a_long_text() -> None:
         cutter.feed("no end of it and no mark ")
         assert len(cutter._buffer) < 300
     cutter.feed(" " * 100_000 + "\n" * 100_000)
-    assert len(cutter._gap) <= 2
+    assert len(cutter._gap) == 1
 
 
 TEXTS = st.text(st.sampled_from(list(" \n.,;:!?…—-\"')*_`[]()aAbBI19。，é😀\t\r\u2029")), max_size=300) | st.lists(
@@ -194,7 +194,7 @@ def test_same_pieces_however_the_text_was_split(text: str, deltas: list[int], ru
 def test_no_letter_is_lost_and_no_piece_is_too_long(text: str, rules: CutRules) -> None:
     cutter = SpeakableCutter(rules)
     pieces = cutter.feed(text) + cutter.finish()
-    assert all(len(p.text) <= rules.max_chars[-1] + 3 for p in pieces)
+    assert all(len(p.text) <= rules.max_chars[-1] + 2 for p in pieces)
     spoken_letters = [c for p in pieces for c in p.text if c.isalnum()]
     letters = [c for c in text if c.isalnum()]
     assert len(spoken_letters) <= len(letters)

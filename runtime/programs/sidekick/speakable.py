@@ -20,7 +20,6 @@ class Boundary(StrEnum):
     SENTENCE = "sentence"
     CLAUSE = "clause"
     LINE = "line"
-    PARAGRAPH = "paragraph"
     LENGTH = "length"
     """The text went on for too long without a mark to cut at."""
     END = "end"
@@ -61,7 +60,7 @@ _CANDIDATE = re.compile(
     r"(?P<mark>[.!?…]+|[,;:—]|(?<= )[-–]+(?= ))[\"'”’)\]}*_`~]*(?P<gap>\s+)"
     r"|(?P<wide>[。！？，；：、]+)(?P<after>\s*)"
     r"|(?P<dash>—)(?=[^\s\"'”’)\]}*_`~])"
-    r"|(?P<line>\n+)"
+    r"|(?P<line>\n)"
 )
 _SOFT_BREAK = re.compile(r"(?<! and)(?<! but)(?<! or) (?=(?:and|but|or|because|which|who|that|while|when|where|if)\b)")
 """A space before a joining word; of two such words in a row, the first."""
@@ -81,19 +80,18 @@ _SELDOM_ENDS = _words("etc inc ltd co corp jr sr est dept approx a.m p.m min max
 """Ends a sentence only when a capital follows."""
 _NUMBERED = _words("no nos p vol ch fig figs eq sec art")
 """Abbreviations only before a number."""
-_MARGIN_CHARS = 3
-"""With so much text beyond a place, whether it is a boundary is decided: a gap of two, and the next word's start."""
+_MARGIN_CHARS = 2
+"""With so much text beyond a place, whether it is a boundary is decided: the gap and the next word's start."""
 _BLOCK_CHARS = 4096
 """A long text is cut block by block, so that the time it takes grows with its length and not with the square."""
 
 _GAPS = re.compile(r"\s+")
-_NEWLINES = {0x2028: "\n", 0x2029: "\n\n", 0x85: "\n"}
+_NEWLINES = {0x2028: "\n", 0x2029: "\n", 0x85: "\n"}
 
 
-def _summary(gap: str) -> str:
-    """ "" stays "", blanks become one space, newlines at most two. summary(a + b) == summary(summary(a) + b)."""
-    newlines = gap.count("\n")
-    return "\n" * min(newlines, 2) if newlines else gap[:1] and " "
+def _as_one(gap: str) -> str:
+    """A newline if there is one in the gap, else a space; nothing stays nothing."""
+    return "\n" if "\n" in gap else gap[:1] and " "
 
 
 class SpeakableCutter:
@@ -124,15 +122,15 @@ class SpeakableCutter:
         return pieces
 
     def _take(self, text: str) -> None:
-        """Append with every gap as one space, one newline or two, and only once a word follows it.
+        """Append with every gap as one space or newline, and only once a word follows it.
 
         So the buffer never ends in a gap: each gap in it is complete and has its next word.
         """
         text = self._gap + text.translate(_NEWLINES)
         written = text.rstrip()
-        self._gap = _summary(text[len(written) :])
+        self._gap = _as_one(text[len(written) :])
         if written:
-            self._buffer += _GAPS.sub(lambda m: _summary(m.group()), written)
+            self._buffer += _GAPS.sub(lambda m: _as_one(m.group()), written)
             self._strip_start()
 
     def _strip_start(self) -> None:
@@ -175,7 +173,7 @@ class SpeakableCutter:
         """What kind of boundary the text has at a candidate, if it is one."""
         gap = match["line"] or match["gap"] or match["after"] or ""
         if "\n" in gap:
-            return Boundary.PARAGRAPH if len(gap) > 1 else Boundary.LINE
+            return Boundary.LINE
         mark = match["mark"] or match["wide"] or match["dash"]
         before, following = self._buffer[: match.start()], self._buffer[match.end()]
         if mark[0] in "。！？":
