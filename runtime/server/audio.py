@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import struct
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -32,9 +33,8 @@ CONTENT_TYPES: Mapping[str, str] = {
     "aac": "audio/aac",
 }
 _CONTAINERS: Mapping[str, tuple[str, str, dict[str, str]]] = {
-    # format -> container, codec, container options; write_xing would need to seek back, and an ogg page
-    # otherwise holds a second of speech before it leaves
-    "mp3": ("mp3", "libmp3lame", {"write_xing": "0"}),
+    # format -> container, codec, container options; an ogg page otherwise holds a second before it leaves
+    "mp3": ("mp3", "libmp3lame", {}),
     "flac": ("flac", "flac", {}),
     "opus": ("ogg", "libopus", {"page_duration": "100000"}),
     "aac": ("adts", "aac", {}),
@@ -59,16 +59,20 @@ def make_encoder(audio_format: str) -> AudioEncoder:
         return PcmEncoder()
     if audio_format == "wav":
         return PcmEncoder(header=wav_header(_UNKNOWN_SIZE))
-    return ContainerEncoder(*_CONTAINERS[audio_format])
+    return ContainerEncoder(audio_format)
 
 
 def encode_clip(audio_format: str, pieces: list[Samples]) -> bytes:
-    """A whole clip as one file. Blocks: call it from a thread."""
-    if audio_format == "wav":
+    """A whole clip as one file that knows its length. Blocks: call it from a thread."""
+    if audio_format in ("pcm", "wav"):
         data = b"".join(to_pcm(piece) for piece in pieces)
-        return wav_header(len(data)) + data
-    encoder = make_encoder(audio_format)
-    return b"".join([*(encoder.encode(piece) for piece in pieces), encoder.finish()])
+        return wav_header(len(data)) + data if audio_format == "wav" else data
+    file = io.BytesIO()
+    writer = ContainerWriter(audio_format, file)
+    for piece in pieces:
+        writer.write(piece)
+    writer.close()
+    return file.getvalue()
 
 
 def to_pcm(samples: Samples) -> bytes:
@@ -99,51 +103,65 @@ class PcmEncoder:
         return b""
 
 
-class ContainerEncoder:
-    """A codec in its container, written to memory as it comes, never seeked."""
+class ContainerWriter:
+    """A codec in its container, written to a file. What can be seeked has its length written at the end."""
 
-    def __init__(self, container: str, codec: str, options: dict[str, str]) -> None:
-        self._written: list[bytes] = []
-        self._container: Any = av.open(_Writer(self._written), "w", format=container, options=options)
+    def __init__(self, audio_format: str, file: Any) -> None:
+        container, codec, options = _CONTAINERS[audio_format]
+        self._container: Any = av.open(file, "w", format=container, options=options)
         self._stream: Any = self._container.add_stream(codec, rate=SAMPLE_RATE_HZ, layout="mono")
         self._stream.bit_rate = _BIT_RATE
         self._num_samples = 0
 
-    def encode(self, samples: Samples) -> bytes:
+    def write(self, samples: Samples) -> None:
         if samples.size == 0:
-            return b""
+            return
         pcm = np.frombuffer(to_pcm(samples), np.int16)[None]
         frame: Any = av.AudioFrame.from_ndarray(pcm, format="s16", layout="mono")
         frame.sample_rate = SAMPLE_RATE_HZ
         frame.pts = self._num_samples
         self._num_samples += samples.size
-        return self._mux(frame)
+        self._mux(frame)
 
-    def finish(self) -> bytes:
-        rest = self._mux(None)
+    def close(self) -> None:
+        self._mux(None)
         self._container.close()
-        return rest + self._take()
 
-    def _mux(self, frame: Any) -> bytes:
+    def _mux(self, frame: Any) -> None:
         for packet in self._stream.encode(frame):
             self._container.mux(packet)
-        return self._take()
-
-    def _take(self) -> bytes:
-        data = b"".join(self._written)
-        self._written.clear()
-        return data
 
 
-class _Writer:
-    """The file that the container writes to. Has no `seek`, so nothing is patched afterwards."""
+class ContainerEncoder:
+    """A container whose bytes are taken as they are written."""
 
-    def __init__(self, written: list[bytes]) -> None:
-        self._written = written
+    def __init__(self, audio_format: str) -> None:
+        self._pipe = _Pipe()
+        self._writer = ContainerWriter(audio_format, self._pipe)
+
+    def encode(self, samples: Samples) -> bytes:
+        self._writer.write(samples)
+        return self._pipe.take()
+
+    def finish(self) -> bytes:
+        self._writer.close()
+        return self._pipe.take()
+
+
+class _Pipe:
+    """The file of a stream. Has no `seek`, so nothing is patched afterwards."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
 
     def write(self, data: bytes) -> int:
         self._written.append(bytes(data))
         return len(data)
+
+    def take(self) -> bytes:
+        data = b"".join(self._written)
+        self._written.clear()
+        return data
 
 
 def samples_of(payload: Payload) -> Samples:

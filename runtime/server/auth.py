@@ -35,7 +35,7 @@ class KeyGuard:
 
     def _is_known(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip().encode()
+        given = key.strip().encode("latin-1")  # the very bytes that were sent
         # every key is compared, each in constant time, so that the time tells nothing
         matches = [hmac.compare_digest(given, known) for known in self._keys]
         return scheme.lower() == "bearer" and any(matches)
