@@ -92,10 +92,10 @@ def _copied_sources(placed: Placed) -> dict[str, str]:
 
 def _resolve_stages(build: Assembly) -> None:
     processes = build.placed.values.placements[build.placement].processes
-    num_gpus = {stage: process.gpus for process in processes.values() for stage in process.stages}
+    on_gpu = {stage for process in processes.values() if process.gpus for stage in process.stages}
     for name in build.placed.values.stages:
-        available = min(num_gpus.get(name, 0), len(build.hardware.gpus))
-        values = resolve_stage(build.recipe, build.placed, name, available, build.hardware)
+        use_gpu = name in on_gpu and bool(build.hardware.gpus)
+        values = resolve_stage(build.recipe, build.placed, name, use_gpu, build.hardware)
         build.stages[name] = values.plan
         build.sources |= {f"stages.{name}.{key}": reason for key, reason in values.reasons.items()}
         build.problems += values.problems
@@ -132,23 +132,19 @@ def _copies(build: Assembly) -> Iterator[_Copy]:
         replicas = max((stage.replicas for stage in stages), default=1)
         for index in range(replicas):
             yield _Copy(name if replicas == 1 else f"{name}-{index}", name, process, index)
-        if process.gpus > len(build.hardware.gpus):
-            available = f"{build.hardware.name} has {len(build.hardware.gpus)} that can be used"
-            build.problems.append(f"process {name} needs {process.gpus} GPUs; {available}")
-        if process.gpus > 1 and any(stage.engine != "ar" for stage in stages):
-            build.problems.append(f"process {name} is spread over {process.gpus} GPUs; only engine ar can be")
+        if process.gpus and not build.hardware.gpus:
+            build.problems.append(f"process {name} needs a GPU; {build.hardware.name} has none that can be used")
 
 
 def _note_process(build: Assembly, copy: _Copy, share: str) -> None:
-    base = f"placements.{build.placement}.processes.{copy.origin}"
+    base = f"placements.{build.placement}.processes.{copy.origin}."
     placement = f"placement {build.placement}"
-    for key in Process.model_fields:
-        source = build.placed.source(f"{base}.{key}")
-        if source != DEFAULT:
-            build.sources[f"processes.{copy.name}.{PROCESS_KEYS.get(key, key)}"] = (
-                placement if source == FROM_RECIPE else source
-            )
-    build.sources.setdefault(f"processes.{copy.name}.devices", placement)
+    build.sources[f"processes.{copy.name}.devices"] = placement
+    for path, source in build.placed.sources.items():
+        if path.startswith(base) and source != DEFAULT:
+            key, *rest = path.removeprefix(base).split(".")
+            place = ".".join(("processes", copy.name, PROCESS_KEYS.get(key, key), *rest))
+            build.sources[place] = placement if source == FROM_RECIPE else source
     if copy.spec.num_threads is None:
         build.sources[f"processes.{copy.name}.num_threads"] = share
 
@@ -156,14 +152,12 @@ def _note_process(build: Assembly, copy: _Copy, share: str) -> None:
 def _assign_gpus(build: Assembly, copies: Sequence[_Copy]) -> dict[str, tuple[str, ...]]:
     """The greatest process chooses first, each where most is free. Whether it all fits is the budget's to say."""
     sizes = {copy.name: _size_bytes(build, copy) for copy in copies if copy.spec.gpus}
-    counts = {copy.name: copy.spec.gpus for copy in copies}
     free = {gpu.device: gpu.free_bytes for gpu in build.hardware.gpus}
-    assigned: dict[str, tuple[str, ...]] = {}
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        freest = sorted(free, key=lambda device: -free[device])[: counts[name]]
-        assigned[name] = tuple(device for device in free if device in freest)
-        for device in freest:
-            free[device] -= sizes[name]
+    assigned: dict[str, tuple[str, ...]] = dict.fromkeys(sizes, ())
+    for name in sorted(sizes, key=lambda name: -sizes[name]) if free else ():
+        freest = max(free, key=lambda device: free[device])
+        assigned[name] = (freest,)
+        free[freest] -= sizes[name]
     return assigned
 
 

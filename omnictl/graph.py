@@ -26,7 +26,7 @@ def find_problems(recipe: Recipe) -> list[str]:
                 *_task_problems(values),
                 *_weights_problems(values),
                 *_voice_problems(values),
-                *_length_problems(values, recipe.model),
+                *_ar_problems(values, recipe.model),
                 *_process_problems(values, name),
             ]
         )
@@ -121,10 +121,12 @@ def _voice_problems(values: Omnictl) -> Iterator[str]:
             yield f"voices.aliases.{alias}: unknown voice {voice!r}{nearest(voice, names)}"
 
 
-def _length_problems(values: Omnictl, model: Model) -> Iterator[str]:
+def _ar_problems(values: Omnictl, model: Model) -> Iterator[str]:
     for name, stage in values.stages.items():
         if stage.engine != "ar":
             continue
+        if not stage.cache:
+            yield f"stages.{name}.cache: missing; engine ar needs room for its KV cache, such as 192 MiB"
         path, length = f"stages.{name}.engine_settings.max_model_len", stage.engine_settings.max_model_len
         if length is None and not model.context_length:
             yield f"{path}: missing; the model states no context_length to take it from"

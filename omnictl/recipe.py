@@ -178,7 +178,8 @@ def _validate(
         override = _covering(place, applied)
         where = f"{override.source} {layers.short(place)}" if override else f"{path}: {schema.dotted(place) or 'file'}"
         problems.append(f"{where}: {text}")
-    return cast("RecipeFile | None", file), _sources(data, applied), problems
+    sources = _sources(data, applied) if file is not None else {}
+    return cast("RecipeFile | None", file), sources, problems
 
 
 def _covering(place: schema.Path, applied: Mapping[schema.Path, Override]) -> Override | None:

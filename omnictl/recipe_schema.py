@@ -21,8 +21,10 @@ Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0, le=10**15)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-RelativePath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*$")]
-PinnedRequirement = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*==[\w.!+-]+$")]
+RelativePath = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")
+]
+PinnedRequirement = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*==[A-Za-z0-9_.!+-]+$")]
 
 
 class TaskKind(StrEnum):
@@ -55,8 +57,8 @@ class Meta(Strict):
 
 
 class Model(Strict):
-    model_id: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
-    min_vllm_version: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
+    model_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    min_vllm_version: Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
     architecture: Literal["dense", "moe"]
     parameter_count: Text
     active_parameters: Text
@@ -99,9 +101,17 @@ class Weights(Strict):
 
 
 class ArSettings(Strict):
+    """Names and meanings are vLLM's; what the engine's own schema takes, with the same defaults."""
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: int | None = Field(default=None, ge=1, description="tokens; default: the model's context_length")
+    max_model_len: int | None = Field(default=None, ge=2, description="tokens; default: the model's context_length")
     max_num_seqs: int | None = Field(default=None, ge=1, description="default: the stage's slots")
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, description="default: vLLM's")
+    block_size: int = Field(default=32, ge=1)
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    quantization: Text | None = None
 
 
 class ModuleSettings(Strict):
@@ -190,7 +200,7 @@ class Process(Strict):
     """A worker process. With replicas there is one copy of it for each."""
 
     stages: tuple[Name, ...] = Field(min_length=1)
-    gpus: int = Field(default=0, ge=0, le=64, description="GPUs that its stages are spread over; 0: the CPU")
+    gpus: int = Field(default=0, ge=0, le=1, description="1: its stages run on a GPU, each copy of it on one")
     reserve: Bytes = Field(description="interpreter, libraries and contexts")
     num_threads: int | None = Field(default=None, ge=1, description="default: an even share of the cores")
     environment: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,10 +24,11 @@ def suggest(recipe: Recipe, hardware: Hardware, gpus: int | None, attempts: Sequ
     usable = limit_gpus(hardware, gpus)
     short = [candidate for candidate in attempts if candidate.short]
     for text, changed, machine, placement in (
-        *_other_placements(recipe, hardware, attempts),
+        *(change for candidate in short for change in _more_gpus(recipe, hardware, gpus, candidate)),
         *(change for candidate in short for change in _smaller_caches(recipe, usable, candidate)),
         *(change for candidate in short for change in _fewer_replicas(recipe, usable, candidate)),
-        *(change for candidate in short for change in _more_gpus(recipe, hardware, gpus, candidate)),
+        *_other_placements(recipe, hardware, attempts),
+        *(change for candidate in short for change in _greater_machines(recipe, hardware, candidate)),
     ):
         if not attempt(changed, machine, placement).problems:
             return text
@@ -48,45 +50,38 @@ def _smaller_caches(recipe: Recipe, hardware: Hardware, candidate: Attempt) -> I
         stage = recipe.placed[candidate.placement].values.stages[stage_plan.name]
         if not isinstance(stage, ArStage):
             continue
-        num_devices = len(_devices_of(candidate, stage_plan.name))
-        cache_bytes = (stage.cache - missing_bytes * num_devices) // MIB * MIB
+        cache_bytes = (stage.cache - missing_bytes) // MIB * MIB
         least_bytes = least_cache_bytes(stage, stage_plan.engine_settings)
         if least_bytes is not None and cache_bytes >= least_bytes:
-            size = format_bytes(cache_bytes)
-            changed = _with_stage(recipe, candidate.placement, stage_plan.name, cache=cache_bytes)
-            text = f"a smaller cache fits: --set 'stages.{stage_plan.name}.cache={size}'"
+            changed = _with_stages(recipe, candidate.placement, [stage_plan.name], cache=cache_bytes)
+            text = f"a smaller cache fits: --set 'stages.{stage_plan.name}.cache={cache_bytes // MIB} MiB'"
             yield text, changed, hardware, candidate.placement
 
 
-def _devices_of(candidate: Attempt, stage: str) -> tuple[str, ...]:
-    processes = (p for p in candidate.plan.processes if any(replica.stage == stage for replica in p.replicas))
-    return next((process.devices for process in processes), ())
-
-
 def _fewer_replicas(recipe: Recipe, hardware: Hardware, candidate: Attempt) -> Iterator[Change]:
-    """The stages of one process cut to fewer copies, the most that fit first."""
-    values = recipe.placed[candidate.placement].values
-    for process in values.placements[candidate.placement].processes.values():
+    """The stages of one process cut to fewer copies, to as many as fit."""
+    name = candidate.placement
+    values = recipe.placed[name].values
+    for process in values.placements[name].processes.values():
         stages = [stage for stage in process.stages if stage in values.stages]
         most = max((values.stages[stage].replicas for stage in stages), default=1)
-        for replicas in range(most - 1, 0, -1):
-            changed = recipe
-            for stage in stages:
-                changed = _with_stage(changed, candidate.placement, stage, replicas=replicas)
-            words = " ".join(f"--set stages.{stage}.replicas={replicas}" for stage in stages)
-            yield f"fewer replicas fit: {words}", changed, hardware, candidate.placement
+        fewer = [_with_stages(recipe, name, stages, replicas=count) for count in range(1, most)]
+        num_fitting = bisect_right(fewer, False, key=lambda changed: bool(attempt(changed, hardware, name).problems))
+        if num_fitting:
+            words = " ".join(f"--set stages.{stage}.replicas={num_fitting}" for stage in stages)
+            yield f"fewer replicas fit: {words}", fewer[num_fitting - 1], hardware, name
 
 
 def _more_gpus(recipe: Recipe, hardware: Hardware, gpus: int | None, candidate: Attempt) -> Iterator[Change]:
-    if not recipe.omnictl.placements[candidate.placement].uses_gpus or not hardware.gpus:
-        return
-    used = len(limit_gpus(hardware, gpus).gpus)
-    for count in range(used + 1, len(hardware.gpus) + 1):
+    """Those that are there and that `--gpus` left out."""
+    for count in range((len(hardware.gpus) if gpus is None else gpus) + 1, len(hardware.gpus) + 1):
         yield f"more GPUs fit: --gpus {count}", recipe, limit_gpus(hardware, count), candidate.placement
-    like = hardware.gpus[0]
-    for count in (count for count in (2, 4, 8) if count > len(hardware.gpus)):
-        more = tuple(replace(like, index=index) for index in range(count))
-        text = f"{count} GPUs like {like.name} would fit"
+
+
+def _greater_machines(recipe: Recipe, hardware: Hardware, candidate: Attempt) -> Iterator[Change]:
+    for count in (count for count in (2, 4, 8) if hardware.gpus and count > len(hardware.gpus)):
+        more = tuple(replace(hardware.gpus[0], index=index) for index in range(count))
+        text = f"{count} GPUs like {more[0].name} would fit"
         yield text, recipe, replace(hardware, gpus=more), candidate.placement
 
 
@@ -104,9 +99,9 @@ def _free_memory(candidate: Attempt) -> str:
     return "; ".join(parts)
 
 
-def _with_stage(recipe: Recipe, placement: str, stage: str, **values: Any) -> Recipe:
-    """The recipe with values of one stage changed where this placement is used."""
+def _with_stages(recipe: Recipe, placement: str, names: Sequence[str], **values: Any) -> Recipe:
+    """The recipe with values of some stages changed where this placement is used."""
     placed = recipe.placed[placement]
-    stages = placed.values.stages | {stage: placed.values.stages[stage].model_copy(update=values)}
-    changed = replace(placed, values=placed.values.model_copy(update={"stages": stages}))
-    return replace(recipe, placed={**recipe.placed, placement: changed})
+    changes = {name: placed.values.stages[name].model_copy(update=values) for name in names}
+    changed = placed.values.model_copy(update={"stages": placed.values.stages | changes})
+    return replace(recipe, placed={**recipe.placed, placement: replace(placed, values=changed)})

@@ -26,14 +26,14 @@ class StageValues:
     problems: list[str] = field(default_factory=list)
 
 
-def resolve_stage(recipe: Recipe, placed: Placed, name: str, num_gpus: int, hardware: Hardware) -> StageValues:
-    """`num_gpus`: over how many GPUs the stage is spread, 0 for the CPU."""
+def resolve_stage(recipe: Recipe, placed: Placed, name: str, on_gpu: bool, hardware: Hardware) -> StageValues:
+    """Everything final for the stage on a GPU of this hardware, or on its CPU."""
     stage = placed.values.stages[name]
     reasons: dict[str, str] = {}
-    settings = stage.engine_settings.model_dump(mode="json")
+    settings = stage.engine_settings.model_dump(mode="json", exclude_none=True)
     if isinstance(stage, ArStage):
-        settings = _ar_settings(recipe, stage, name, num_gpus, hardware, reasons)
-    memory = _memory(stage, settings.get("dtype"), num_gpus, reasons)
+        _complete_ar_settings(settings, recipe, stage, name, on_gpu, hardware, reasons)
+    memory = _memory(stage, settings.get("dtype"), reasons)
     plan = StagePlan(
         name=name,
         engine=EngineKind(stage.engine),
@@ -51,9 +51,9 @@ def resolve_stage(recipe: Recipe, placed: Placed, name: str, num_gpus: int, hard
     return StageValues(plan, reasons, problems)
 
 
-def resolve_dtype(num_gpus: int, hardware: Hardware) -> tuple[str, str]:
+def resolve_dtype(on_gpu: bool, hardware: Hardware) -> tuple[str, str]:
     """The dtype that `auto` stands for on this hardware, and why."""
-    if num_gpus:
+    if on_gpu:
         if all(gpu.compute_capability >= (8, 0) for gpu in hardware.gpus):
             return "bfloat16", "auto: the GPU computes bfloat16"
         return "float16", "auto: GPUs before compute capability 8.0 compute no bfloat16"
@@ -62,35 +62,36 @@ def resolve_dtype(num_gpus: int, hardware: Hardware) -> tuple[str, str]:
     return "float32", "auto: the CPU has neither avx512_bf16 nor amx_bf16"
 
 
-def _ar_settings(
-    recipe: Recipe, stage: ArStage, name: str, num_gpus: int, hardware: Hardware, reasons: dict[str, str]
-) -> dict[str, Any]:
-    settings = stage.engine_settings.model_dump(mode="json")
+def _complete_ar_settings(
+    settings: dict[str, Any],
+    recipe: Recipe,
+    stage: ArStage,
+    name: str,
+    on_gpu: bool,
+    hardware: Hardware,
+    reasons: dict[str, str],
+) -> None:
     if settings["dtype"] == "auto":
-        settings["dtype"], reasons["engine_settings.dtype"] = resolve_dtype(num_gpus, hardware)
-    if settings["max_model_len"] is None:
+        settings["dtype"], reasons["engine_settings.dtype"] = resolve_dtype(on_gpu, hardware)
+    if "max_model_len" not in settings:
         settings["max_model_len"] = recipe.model.context_length
         reasons["engine_settings.max_model_len"] = "model.context_length"
-    if settings["max_num_seqs"] is None:
+    if "max_num_seqs" not in settings:
         settings["max_num_seqs"] = stage.slots
         reasons["engine_settings.max_num_seqs"] = f"stages.{name}.slots"
-    return settings
 
 
-def _memory(stage: Stage, dtype: str | None, num_gpus: int, reasons: dict[str, str]) -> MemoryBudget:
-    """Bytes on each device: weights with a fifth on top for what loaders and layouts add, shared out over the GPUs."""
+def _memory(stage: Stage, dtype: str | None, reasons: dict[str, str]) -> MemoryBudget:
+    """Weights get a fifth on top for what loaders and layouts add."""
     size = stage.bytes_per_parameter
     if size is None:
         size = BYTES_OF_DTYPE.get(dtype or "", 0)
-    weights_bytes = -(-round(stage.parameters * size) * 12 // 10)
-    shares = max(1, num_gpus)
-    split = f" / {shares} GPUs" if shares > 1 else ""
     if stage.parameters:
         unit = f"{size:g} byte{'' if size == 1 else 's'}" + (f" ({dtype})" if stage.bytes_per_parameter is None else "")
-        reasons["memory.weights_bytes"] = f"{format_count(stage.parameters)} parameters x {unit} x 1.2{split}"
+        reasons["memory.weights_bytes"] = f"{format_count(stage.parameters)} parameters x {unit} x 1.2"
     return MemoryBudget(
-        weights_bytes=-(-weights_bytes // shares),
-        cache_bytes=-(-stage.cache // shares),
+        weights_bytes=-(-round(stage.parameters * size) * 12 // 10),
+        cache_bytes=stage.cache,
         activation_bytes=stage.activation,
     )
 
@@ -110,6 +111,7 @@ def least_cache_bytes(stage: ArStage, settings: dict[str, Any]) -> int | None:
     """The cache that one request of full length needs; None when the recipe does not say what a token takes."""
     if stage.cache_elements_per_token is None:
         return None
-    token_bytes = stage.cache_elements_per_token * BYTES_OF_DTYPE[settings["dtype"]]
+    element_bytes = BYTES_OF_DTYPE[settings["dtype"]] if settings["kv_cache_dtype"] == "auto" else 1
+    token_bytes = stage.cache_elements_per_token * element_bytes
     length: int = settings["max_model_len"]
     return token_bytes * length
