@@ -31,7 +31,7 @@ FRAMES_PER_S = 80
 VOICES = ("heart",)
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MAX_PHONEMES = 400
-"""What the network was trained on at most."""
+"""The library's own bound for what the network gets at once."""
 
 PAUSE_S = {
     Boundary.CLAUSE: 0.28,
@@ -40,8 +40,9 @@ PAUSE_S = {
     Boundary.LINE: 0.5,
     Boundary.END: 0.5,
 }
-"""Silence kept at most between the end of a piece and the sound of the next, at speed 1. The network begins each piece with
-0.3 s of silence and ends it with 0.45 s, whatever follows; inside of a sentence it makes 0.1 to 0.35 s at a comma."""
+"""Silence kept at most between the end of a piece and the sound of the next, at speed 1. The network begins each piece
+with 0.3 s of silence and ends it with 0.45 s, whatever follows; inside of a sentence it makes 0.1 to 0.35 s at a comma.
+"""
 LEAD_S = 0.05
 """Of which so much belongs to the beginning of the next piece, so that its first sound is not cut."""
 

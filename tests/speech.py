@@ -1,0 +1,80 @@
+"""Runs the speech programs without a server: contexts to load them from, and requests through their engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.engines.base import End, LoadContext, StageWork
+from runtime.engines.module import ModuleEngine
+from runtime.payload import Payload
+from runtime.plan import EngineKind, MemoryBudget, StagePlan
+
+
+def load_context(stage: str, weights_dir: Path | None = None, **program_settings: Any) -> LoadContext:
+    plan = StagePlan(
+        name=stage,
+        engine=EngineKind.MODULE,
+        program=f"sidekick.{stage}",
+        memory=MemoryBudget(weights_bytes=1),
+        program_settings=program_settings,
+    )
+    return LoadContext(
+        stage=plan, devices=("cpu",), num_threads=1, weights_dir=weights_dir, progress=lambda phase: None
+    )
+
+
+def work(request_id: str, **params: Any) -> StageWork:
+    return StageWork(request_id, 0, params, frozenset({"request"}), frozenset({"text", "latents", "media"}))
+
+
+def texts(*pieces: str) -> list[Payload]:
+    """Text pieces of a request's input, the last one marked."""
+    return [Payload("text", "", meta={"text": t}, last=i == len(pieces)) for i, t in enumerate(pieces, 1)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    payloads: list[Payload]
+    end: End
+
+    @property
+    def samples(self) -> npt.NDArray[np.float32]:
+        parts = [p.tensors["samples"] for p in self.payloads]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def run_requests(
+    program: Any, requests: Mapping[str, tuple[Mapping[str, Any], Sequence[Payload]]]
+) -> dict[str, Outcome]:
+    """Requests {id: (params, input payloads)} through one engine, all at the same time, one input piece a turn."""
+    engine = ModuleEngine(program)
+    waiting = {request_id: list(inputs) for request_id, (_, inputs) in requests.items()}
+    payloads: dict[str, list[Payload]] = {request_id: [] for request_id in requests}
+    ends: dict[str, End] = {}
+    for request_id, (params, _) in requests.items():
+        engine.submit(work(request_id, **params))
+    while len(ends) < len(requests):
+        for request_id, pieces in waiting.items():
+            if pieces and request_id not in ends:
+                engine.feed(request_id, pieces.pop(0))
+        for output in engine.step():
+            if output.payload is not None:
+                payloads[output.request_id].append(output.payload)
+            if output.end is not None:
+                ends[output.request_id] = output.end
+    return {request_id: Outcome(payloads[request_id], ends[request_id]) for request_id in requests}
+
+
+def run_request(program: Any, inputs: Sequence[Payload], **params: Any) -> Outcome:
+    return run_requests(program, {"only": (params, inputs)})["only"]
+
+
+def hand_over(payloads: Sequence[Payload], kind: str) -> list[Payload]:
+    """Outputs of a stage as the next one gets them: then an empty piece that is the last, as the stage loop sends."""
+    return [*payloads, Payload(kind, "", last=True)]
