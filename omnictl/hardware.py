@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +48,8 @@ class Hardware:
 
     def describe(self) -> str:
         """One line: cores, free memory, GPUs."""
-        gpus = ", ".join(f"{gpu.name} ({gpu.free_bytes / GIB:.1f} GiB free)" for gpu in self.gpus) or "no GPU"
+        alike = Counter(f"{gpu.name} ({gpu.free_bytes / GIB:.1f} GiB free)" for gpu in self.gpus)
+        gpus = ", ".join(f"{count} x {text}" for text, count in alike.items()) or "no GPU"
         return f"{self.name}: {self.cpu.num_cores} cores, {self.cpu.free_bytes / GIB:.1f} GiB free, {gpus}"
 
 

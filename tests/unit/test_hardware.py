@@ -249,6 +249,7 @@ def test_profiles() -> None:
     assert [gpu.device for gpu in make_profile("h100x2").gpus] == ["cuda:0", "cuda:1"]
     assert len(make_profile("h100", 4).gpus) == 4
     assert len(make_profile("h100x2", 4).gpus) == 2
+    assert make_profile("h100x2").describe().endswith(", 2 x NVIDIA H100 80GB HBM3 (79.1 GiB free)")
     for kind in ("h100", "h200", "l40s", "rtx4090"):
         assert [gpu.kind for gpu in make_profile(kind).gpus] == [kind]
 

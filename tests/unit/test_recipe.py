@@ -109,8 +109,14 @@ def test_a_broken_file_does_not_hide_the_others(folder: Path) -> None:
     assert "acme/broken" in [entry.model_id for entry in recipes.find_recipes()]
 
 
-def test_recipes_are_found_in_a_wheel_and_in_a_checkout() -> None:
+def test_recipes_are_found_in_a_checkout_and_in_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (recipes.bundled_dir() / "omnictl" / "sidekick.yaml").is_file()
+    installed = tmp_path / "site-packages" / "omnictl"
+    write_recipe(installed / "_recipes", recipe_data())
+    monkeypatch.setattr(recipes, "__file__", str(installed / "recipe.py"))
+    assert load_recipe("parrot").path == installed / "_recipes" / "acme" / "parrot.yaml"
 
 
 # ---- strictness ---------------------------------------------------------------------------------------------
