@@ -112,7 +112,7 @@ class Outgoing:
             return
         if ref.inline is None:
             self._in_flight[ref.connector, ref.arena, ref.token] = (payload.request_id, channel, size_bytes)
-        self.edge_bytes[target.edge] = self.edge_bytes.get(target.edge, 0) + payload.size_bytes
+        self.edge_bytes[target.edge] = self.edge_bytes.get(target.edge, 0) + ref.size_bytes
         reply = "" if ref.inline is not None else self._reply
         message: Message
         if target.edge == CLIENT_EDGE:
