@@ -212,5 +212,6 @@ def _size_bytes(path: Path) -> int:
 
 
 def _discard(part: Path, advance: Advance) -> None:
-    advance(-_size_bytes(part))
-    part.unlink(missing_ok=True)
+    if (have := _size_bytes(part)) > 0:
+        part.unlink()
+        advance(-have)

@@ -34,6 +34,12 @@ RESOLVE_TIMEOUT_S = 300.0
 SHORT_TIMEOUT = {"timeout": "7", "retries": "1"}
 """pip's settings when the user chose none: its own defaults are silent for minutes on a dead route."""
 
+_BROKEN = re.compile(r"Retrying .* after connection broken by .*")
+"""pip's word for a network that does not work; what it says in the end is only that it found nothing."""
+_REASON = re.compile(
+    r"\[Errno[^\]]*\][^\"')]*|[\w ]*timed out|SSL\w+\(.*?\)|Tunnel connection failed[^\"')]*|Cannot connect[^\"')]*"
+)
+
 
 @dataclass(frozen=True)
 class PipSettings:
@@ -72,13 +78,11 @@ def read_pip_settings() -> PipSettings:
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         if section in order:
+            # `default-timeout` is another spelling of `timeout`.
+            name = name.removeprefix("default-")
             candidate = (order.index(section), str(ast.literal_eval(value)))
             ranked[name] = max(ranked.get(name, candidate), candidate)
-    values = {name: value for name, (_, value) in ranked.items()}
-    # `default-timeout` is the older spelling of `timeout`.
-    if "default-timeout" in values:
-        values.setdefault("timeout", values["default-timeout"])
-    return PipSettings(values)
+    return PipSettings({name: value for name, (_, value) in ranked.items()})
 
 
 def resolve(requirements: Sequence[str], settings: PipSettings) -> dict[str, tuple[str, str | None]]:
@@ -121,7 +125,7 @@ def open_client(settings: PipSettings, limits: DownloadLimits) -> httpx.Client:
             timeout=timeout,
             follow_redirects=True,
             proxy=settings.get("proxy"),
-            verify=_certificates(settings),
+            verify=certificates(settings),
             auth=_netrc(),
         )
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as exc:
@@ -142,7 +146,7 @@ def package_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", requirement.partition("==")[0]).lower()
 
 
-def _certificates(settings: PipSettings) -> ssl.SSLContext:
+def certificates(settings: PipSettings) -> ssl.SSLContext:
     """The authorities that pip trusts: the chosen bundle, else those of the system and the common public ones."""
     import certifi
 
@@ -184,15 +188,17 @@ def _run_pip(arguments: Sequence[str], timeout_s: float) -> subprocess.Completed
 def _explain(stderr: str, requirements: Sequence[str], settings: PipSettings) -> WeightsError:
     """pip's failure in one sentence: was it the network, and whose?"""
     asked = ", ".join(requirements)
-    if match := re.search(r"host='([^']+)'", stderr):
-        proxy = settings.proxy_for(f"https://{match[1]}")
-        route = match[1] + (f" through proxy {proxy}" if proxy else "")
-        reason = re.search(r"\[Errno[^\]]*\][^\"')]*|timed out[^\"')]*|SSLError[^\"')]*|Cannot connect[^\"')]*", stderr)
-        return WeightsError(
-            f"cannot reach {route} to ask for {asked}" + (f": {reason[0].strip()}" if reason else ""),
-            hint="weights that are already on disk are used without a network; else see `pip config list`",
-        )
-    return WeightsError(f"pip finds no package for {asked}: {_last_line(stderr)}", hint="see `pip config list`")
+    if (broken := _BROKEN.search(stderr)) is None:
+        return WeightsError(f"pip finds no package for {asked}: {_last_line(stderr)}", hint="see `pip config list`")
+    named = re.search(r"host='([^']+)'", stderr)
+    host = named[1] if named else urlsplit(settings.get("index-url") or "").hostname or "the package index"
+    proxy = settings.proxy_for(f"https://{host}")
+    reason = _REASON.search(broken[0])
+    return WeightsError(
+        f"cannot reach {host}{f' through proxy {proxy}' if proxy else ''} to ask for {asked}"
+        + (f": {reason[0].strip()}" if reason else ""),
+        hint="weights that are on disk already are used without a network; for how pip gets out, see `pip config list`",
+    )
 
 
 def _last_line(text: str) -> str:

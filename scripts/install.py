@@ -101,6 +101,8 @@ class Environment:
                 log.write(line)
                 if match := LARGE_ARCHIVE.match(line):
                     say(f"  {match[1].rpartition('/')[2]} ({match[2]})")
+                elif line.startswith("Installing collected packages"):
+                    say("  unpacking")
         if process.returncode != 0:
             raise InstallError(f"{' '.join(command[:6])} ... failed:\n{self._complaint()}\n(all of it: {self.log})")
         return "".join(lines)
@@ -153,13 +155,12 @@ def pins(root: Path) -> dict[str, str]:
 
 
 def pip_has_cpu_torch(environment: Environment, requirement: str) -> bool:
-    """Whether pip, as it is configured here, would install a CPU build. Elsewhere than on Linux every build is one."""
-    if sys.platform != "linux":
-        return True
-    report = environment.pip(
-        "install", "-q", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", requirement
-    )
-    version: str = json.loads(report)["install"][0]["metadata"]["version"]
+    """Whether pip, as it is configured here, would install a CPU build."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        options = ("--dry-run", "--ignore-installed", "--no-deps", "--report", str(report))
+        environment.pip("install", "-q", *options, requirement)
+        version: str = json.loads(report.read_text())["install"][0]["metadata"]["version"]
     return version.endswith("+cpu")
 
 
@@ -198,6 +199,7 @@ def install(root: Path) -> None:
         environment.open()
         environment.pip("install", "-q", "--upgrade", "pip")
         wanted = pins(root)
+        # Elsewhere than on Linux every build is one for CPUs.
         if sys.platform == "linux" and not pip_has_cpu_torch(environment, wanted["torch"]):
             say(f"fetching the CPU build of {wanted['torch']}")
             install_cpu_torch(environment, [wanted["torch"], wanted["torchvision"]])
@@ -233,7 +235,7 @@ def exclusive(root: Path) -> Iterator[None]:
 def main() -> int:
     try:
         install(Path(__file__).resolve().parent.parent)
-    except InstallError as exc:
+    except (InstallError, OSError) as exc:
         sys.stderr.write(f"install: error: {exc}\n")
         return 1
     except KeyboardInterrupt:
