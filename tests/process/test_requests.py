@@ -206,8 +206,8 @@ async def test_waiting_for_a_slot_has_a_deadline(tmp_path: Path) -> None:
 
 async def test_a_slow_reader_is_cut_off_alone(tmp_path: Path) -> None:
     fast = {"interval_s": 0.0, "first_output_s": 0.0}
-    stages = {"think": fast | {"num_outputs": 60}, "talk": fast, "wave": fast | {"output_bytes": 100_000}}
-    async with deployed(sim_plan(stages=stages, limits={"max_unread_bytes": 2_000_000}), tmp_path) as deployment:
+    stages = {"think": fast | {"num_outputs": 40}, "talk": fast, "wave": {"output_bytes": 100_000}}
+    async with deployed(sim_plan(stages=stages, limits={"max_unread_bytes": 3_000_000}), tmp_path) as deployment:
         unread = await deployment.submit(spec())
         await until(lambda: deployment.status()["open_requests"] == 0, 10, deployment)
         events = await collect(unread)
