@@ -1,0 +1,216 @@
+"""Every touch of vLLM's inside is in this file; tests/golden/test_ar_compat.py fails when vLLM changes one.
+
+`Core` is one vLLM engine in this process: scheduler, paged KV cache and model runner, driven step by step.
+Knows no stages and no programs. Imported by engine.py after environment.prepare_process().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import vllm
+from pydantic import ValidationError
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
+from vllm.model_executor.models import registry
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from runtime.engines.ar.sampling import Sampling
+from runtime.errors import ConfigError, EnvironmentProblem, InvalidRequest, Overloaded, StageError, WeightsError
+
+VERSION = "0.32.0"
+RETRY_AFTER_S = 1.0
+MAX_REASON_CHARS = 400
+"""vLLM's reasons may list every model that it knows."""
+SETTINGS_HINT = "change the stage's engine_settings or its cache with --set, or in the recipe"
+
+
+class StageScheduler(Scheduler):
+    """vLLM's scheduler that also counts preemptions, which vLLM itself tells only through its metrics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_preemptions = 0
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
+        self.num_preemptions += 1
+        super()._preempt_request(*args, **kwargs)
+
+
+FIXED_ARGUMENTS: dict[str, Any] = {
+    "scheduler_cls": StageScheduler,
+    "async_scheduling": False,  # a step returns the tokens that it made
+    "use_tqdm_on_load": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOutput:
+    """What a step gave for one request. reason: None while it goes on, else stop, length or error."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    num_cached_tokens: int
+    reason: str | None
+
+
+class Core:
+    """Not thread-safe. An exception out of `step` means that the engine is broken for good."""
+
+    def __init__(self, arguments: Mapping[str, Any], num_threads: int) -> None:
+        """arguments: of vLLM's EngineArgs. ConfigError or WeightsError when the model cannot be loaded so."""
+        check_version()
+        _inspect_models_in_process()
+        torch.set_num_threads(num_threads)
+        with load_errors(str(arguments["model"]), arguments.get("kv_cache_memory_bytes")):
+            config = EngineArgs(**{**FIXED_ARGUMENTS, **arguments}).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        self._core = self._engine.engine_core.engine_core
+        self._scheduler: StageScheduler = self._core.scheduler
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer of the model's folder."""
+        return self._engine.get_tokenizer()
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._engine.model_config.max_model_len)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._scheduler.num_preemptions
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(running, waiting)"""
+        return self._scheduler.get_request_counts()
+
+    def add(self, request_id: str, token_ids: list[int], sampling: Sampling) -> None:
+        """Queue a generation. InvalidRequest when vLLM refuses it, which then leaves nothing behind."""
+        prompt = {"type": "token", "prompt_token_ids": list(token_ids)}
+        with translated():
+            try:
+                self._engine.add_request(request_id, prompt, _sampling_params(sampling))
+            except Exception:
+                self.abort(request_id)
+                raise
+
+    def abort(self, request_id: str) -> None:
+        self._engine.abort_request([request_id])
+
+    def has_work(self) -> bool:
+        """Also true when a request ended and the model runner has not been told yet; a step tells it."""
+        return self._scheduler.has_requests()
+
+    def step(self) -> list[CoreOutput]:
+        return [
+            CoreOutput(
+                request_id=output.request_id,
+                text=output.outputs[0].text,
+                token_ids=list(output.outputs[0].token_ids),
+                num_cached_tokens=output.num_cached_tokens or 0,
+                reason=output.outputs[0].finish_reason,
+            )
+            for output in self._engine.step()
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        config = self._engine.vllm_config
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        return {
+            "vllm_version": vllm.__version__,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "num_kv_tokens": config.cache_config.kv_cache_size_tokens,
+            "attention_backend": runner.attn_groups[0][0].backend.get_name(),
+        }
+
+    def close(self) -> None:
+        """Free the model and the KV cache."""
+        self._engine.engine_core.shutdown()
+        self._engine.renderer.shutdown()
+
+
+def check_version() -> None:
+    """EnvironmentProblem unless vLLM is the version whose inside this file knows."""
+    if vllm.__version__ != VERSION:
+        raise EnvironmentProblem(
+            f"vllm {vllm.__version__} is installed; this release works with {VERSION} only",
+            hint="reinstall with `make install`, or pip install 'omnictl-serve[cpu]'",
+        )
+
+
+@contextmanager
+def load_errors(folder: str, cache_bytes: int | None) -> Iterator[None]:
+    """What vLLM raises for settings becomes ConfigError, for files WeightsError.
+
+    It raises ValueError for both; what it says about settings it says while it validates them, or about the cache.
+    """
+    try:
+        yield
+    except ValidationError as exc:
+        reason = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
+        raise ConfigError(f"vLLM refuses the settings: {_shortened(reason)}", hint=SETTINGS_HINT) from exc
+    except Exception as exc:
+        if isinstance(exc, ValueError) and "kv cache" in str(exc).lower():
+            reason = str(exc).partition(" Try increasing")[0]
+            raise ConfigError(f"cache budget of {cache_bytes} bytes: {reason}", hint=SETTINGS_HINT) from exc
+        raise WeightsError(
+            f"{folder} cannot be loaded: {type(exc).__name__}: {_shortened(str(exc))}",
+            hint="fetch the weights again with `omnictl pull`",
+        ) from exc
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " ..."
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """vLLM's errors about one request as ours. A dead engine is nobody's request: that error passes."""
+    try:
+        yield
+    except EngineDeadError:
+        raise
+    except VLLMClientError as exc:
+        raise InvalidRequest(str(exc), param=getattr(exc, "parameter", None)) from exc
+    except GracefulHTTPError as exc:
+        raise Overloaded(str(exc), retry_after_s=RETRY_AFTER_S) from exc
+    except VLLMServerError as exc:
+        raise StageError(f"vLLM could not serve the request: {exc}") from exc
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+
+
+def _inspect_models_in_process() -> None:
+    """WHY: vLLM imports itself again in a child process only to look at the model class: seconds of every first start,
+    and the child lacks our torchvision operators. It does so to keep CUDA out of a parent that forks; we do not fork.
+    SCOPE: vLLM 0.32. REMOVE WHEN: vLLM has a setting for it.
+    """
+    registry._run_in_subprocess = lambda inspect: inspect()
