@@ -46,44 +46,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def with_pauses(pieces: Pieces, first_s: float, later_s: float) -> AsyncGenerator[bytes | None, None]:
-    """The pieces, and a None for each stretch of silence: `first_s` before anything, `later_s` afterwards.
-
-    Closes `pieces` when it is closed itself.
-    """
-    pending: asyncio.Task[bytes] | None = None
-    patience_s = first_s
-    try:
-        while True:
-            pending = pending or asyncio.create_task(_next(pieces))
-            done, _ = await asyncio.wait({pending}, timeout=patience_s)
-            patience_s = later_s
-            if not done:
-                yield None
-                continue
-            task, pending = pending, None
-            try:
-                piece = task.result()
-            except StopAsyncIteration:
-                return
-            yield piece
-    finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-        await pieces.aclose()
-
-
-async def _next(pieces: Pieces) -> bytes:
-    return await anext(pieces)
-
-
 class StreamReply(Response):
     """A streamed answer: opens the call, waits a moment for the first piece so that an early error still has an
     honest status, sends the headers, then the pieces.
 
     A failure after the headers: `error_piece(error)` is sent and the body ends, or, without it, the connection
-    is cut so that the client sees an incomplete transfer. Raises OmniError only before the headers.
+    is cut so that the client sees an incomplete transfer. So it is for a client that stopped reading. Raises
+    OmniError only before the headers.
     """
 
     def __init__(
@@ -104,7 +73,7 @@ class StreamReply(Response):
         self._pause_piece = pause_piece
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(self.status_code, self.raw_headers, send)
+        body = _Body(self.status_code, self.raw_headers, send, self._settings)
         try:
             await until_disconnect(receive, self._stream(body))
         except Aborted:
@@ -123,16 +92,19 @@ class StreamReply(Response):
                 await body.finish()
 
     async def _send_pieces(self, call: Call, body: _Body) -> None:
-        settings = self._settings
-        pieces = with_pauses(self._pieces(call), settings.headers_after_s, settings.keepalive_s)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                await body.send(self._pause_piece if piece is None else piece)
+        filler = asyncio.ensure_future(body.fill_silence(self._pause_piece))
+        try:
+            async with aclosing(self._pieces(call)) as pieces:
+                async for piece in pieces:
+                    await body.send(piece)
+        finally:
+            filler.cancel()
+            await asyncio.gather(filler, return_exceptions=True)
 
     async def _fail(self, exc: Exception, body: _Body) -> None:
         if not isinstance(exc, OmniError):
             log.error("a stream failed", exc_info=exc)
-        if self._error_piece is not None:
+        if self._error_piece is not None and not body.stalled:
             await body.send(self._error_piece(exc if isinstance(exc, OmniError) else internal_error()))
             await body.finish()
 
@@ -140,17 +112,38 @@ class StreamReply(Response):
 class _Body:
     """The status line with the first piece, then pieces; nothing more is sent unless asked for."""
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], send: Send, settings: ServerSettings) -> None:
         self.started = False
-        self._status = status
-        self._headers = headers
+        self.stalled = False
+        self._start_message = {"type": "http.response.start", "status": status, "headers": headers}
         self._send = send
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._clock = asyncio.get_running_loop().time
+        self._sent_s = self._clock()
 
     async def send(self, piece: bytes) -> None:
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": self._status, "headers": self._headers})
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        """Aborted when the client does not read what it was sent."""
+        try:
+            async with self._lock, asyncio.timeout(self._settings.write_timeout_s):
+                self._sent_s = self._clock()
+                if not self.started:
+                    await self._send(self._start_message)
+                    self.started = True
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        except TimeoutError:
+            self.stalled = True
+            raise Aborted(f"the client read nothing for {self._settings.write_timeout_s:g} s") from None
 
     async def finish(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fill_silence(self, piece: bytes) -> None:
+        """Send `piece`, with the headers if they wait, whenever nothing was sent for too long; until cancelled."""
+        while True:
+            patience_s = self._settings.keepalive_s if self.started else self._settings.headers_after_s
+            left_s = self._sent_s + patience_s - self._clock()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.send(piece)

@@ -6,10 +6,12 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.server.settings import ServerSettings
 from tests.plans import sim_plan
 from tests.server.serving import MODEL, Served, served
 
@@ -141,6 +143,19 @@ def test_with_a_whole_answer_half_made(server: Served, manner: str) -> None:
     client.leave(manner)
     server.until(lambda: settled(server))
     assert aborted(server) == before + 1
+
+
+def test_a_client_that_stops_reading_is_given_up(tmp_path: Path) -> None:
+    """More audio than the sockets hold, and nobody takes it: the request ends and its memory is free."""
+    plan = sim_plan(stages={"wave": {"output_bytes": 4 << 20, "interval_s": 0.2}})
+    with served(plan, tmp_path, ServerSettings(write_timeout_s=0.2)) as server:
+        client = Client(server)
+        try:
+            client.ask("raw speech")
+            server.until(lambda: server.terminals("speech", "aborted") == 1, 20)
+            server.until(lambda: settled(server))
+        finally:
+            client.leave("reset")
 
 
 def test_the_next_client_is_served(server: Served) -> None:

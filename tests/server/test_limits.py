@@ -22,7 +22,8 @@ PATHS = ["/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    plan = sim_plan(limits={"max_body_bytes": MAX_BODY, "max_text_chars": MAX_TEXT})
+    limits = {"max_body_bytes": MAX_BODY, "max_text_chars": MAX_TEXT, "max_queued": 1, "queue_timeout_s": 0.2}
+    plan = sim_plan(limits=limits, stages={"think": {"slots": 1, "interval_s": 0.1}})
     with served(plan, tmp_path_factory.mktemp("limits"), ServerSettings(body_idle_timeout_s=0.3)) as one:
         yield one
 
@@ -102,3 +103,17 @@ def test_text_of_the_limit_is_allowed(server: Served) -> None:
     with server.http() as http:
         reply = http.post("/v1/audio/speech", json={"model": MODEL, "input": "x" * MAX_TEXT})
         assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_server_says_when_to_come_again(server: Served, stream: bool) -> None:
+    """429 with Retry-After, for streams too; the request that runs is not harmed."""
+    with server.http() as http, http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as running:
+        pieces = running.iter_raw()
+        next(pieces)
+        with server.http() as other:
+            refused = other.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert b"".join(pieces).endswith(b"data: [DONE]\n\n")

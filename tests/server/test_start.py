@@ -74,7 +74,7 @@ def pid_of(server: Served, stage: str) -> int:
 def test_text_works_while_the_voice_is_dead(tmp_path: Path) -> None:
     """Must-show 4 and 6: the request that was bound there ends with one error, /ready says which modalities are
     out, text goes on, and the voice comes back."""
-    plan = sim_plan(stages={"wave": {"interval_s": 0.2}}, restarts={"backoff_s": 1.0})
+    plan = sim_plan(stages={"wave": {"interval_s": 0.1}}, restarts={"backoff_s": 1.0})
     with served(plan, tmp_path) as server, server.http() as http, server.openai() as openai:
         chunks = openai.chat.completions.create(**SPOKEN, stream=True)
         next(chunks)

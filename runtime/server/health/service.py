@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from runtime.errors import InvalidRequest
-from runtime.plan import SCHEMA_VERSION, Plan
+from runtime.plan import Plan
 from runtime.server.health.schema import SERVING_PHASES, UNSTARTED_PHASES, Probe, modality_rows, stage_phases
 from runtime.server.ports import Orchestrator
 
@@ -19,7 +19,11 @@ from runtime.server.ports import Orchestrator
 class HealthService:
     def __init__(self, orchestrator: Orchestrator, plan: Plan) -> None:
         self._orchestrator = orchestrator
-        self._plan = plan
+        self._version = {
+            "version": version("omnictl-serve"),
+            "plan_schema": plan.schema_version,
+            "model_id": plan.model_id,
+        }
 
     def ready(self, task: str | None, modality: str | None) -> Probe:
         """Everything is ready, or, with a task or modality, that much of it is. InvalidRequest for unknown ones."""
@@ -44,7 +48,7 @@ class HealthService:
         return self._orchestrator.status()
 
     def version(self) -> dict[str, Any]:
-        return {"version": version("omnictl-serve"), "plan_schema": SCHEMA_VERSION, "model_id": self._plan.model_id}
+        return self._version
 
     def metrics(self) -> bytes:
         """Prometheus text."""
