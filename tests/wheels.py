@@ -42,7 +42,9 @@ def write_wheel(
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for member, data in members.items():
-            archive.writestr(zipfile.ZipInfo(member), data)
+            entry = zipfile.ZipInfo(member)
+            entry.external_attr = (0o100755 if ".data/scripts/" in member else 0o100644) << 16
+            archive.writestr(entry, data)
     return path
 
 
