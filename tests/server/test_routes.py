@@ -10,6 +10,9 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from runtime.plan import Plan
+from runtime.server.chat.schema import ChatRequest
+from runtime.server.speech.schema import SpeechRequest
+from runtime.server.transcriptions.schema import TranscriptionForm
 from tests.plans import sim_plan
 from tests.server.serving import MODEL, served
 
@@ -98,3 +101,14 @@ def test_metrics_move(http: httpx.Client) -> None:
         'omnictl_audio_real_time_factor_count{task="chat"}',
     ):
         assert any(line.startswith(name) for line in changed), name
+
+
+def test_the_page_on_the_api_names_every_route_and_field(http: httpx.Client) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
+    served_routes = http.get("/nope").json()["error"]["message"].partition("served: ")[2].split(", ")
+    assert len(served_routes) > 10
+    for route in served_routes:
+        assert f"`{route.replace('{name:path}', '{id}')}`" in page, route
+    for schema in (ChatRequest, SpeechRequest, TranscriptionForm):
+        for field in schema.model_fields:
+            assert f"`{field}" in page, field

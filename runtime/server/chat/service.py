@@ -24,6 +24,8 @@ from runtime.server.replies import Pieces
 from runtime.server.usage import chat_usage
 
 TASK = "chat"
+FIELDS = {"audio": "messages"}
+"""What the ear calls its input -> the field it came from."""
 ENCODER_OF = {"pcm16": "pcm"}
 """Where chat calls a format otherwise than speech does."""
 
@@ -49,7 +51,7 @@ class ChatService:
             params=self._params(body),
             request_id=request_id,
         )
-        return await Call.open(self._orchestrator, spec)
+        return await Call.open(self._orchestrator, spec, FIELDS)
 
     async def complete(self, body: ChatRequest, request_id: str) -> dict[str, Any]:
         """The whole answer as a chat.completion."""

@@ -25,6 +25,8 @@ from runtime.server.transcriptions.subtitles import to_srt, to_vtt
 from runtime.server.usage import heard_s
 
 TASK = "transcription"
+FIELDS = {"audio": "file"}
+"""What the ear calls its input -> the field it came from."""
 
 
 class TranscriptionService:
@@ -44,7 +46,7 @@ class TranscriptionService:
             params=upload.form.model_dump(include={"language", "prompt", "temperature"}, exclude_none=True),
             request_id=request_id,
         )
-        return await Call.open(self._orchestrator, spec)
+        return await Call.open(self._orchestrator, spec, FIELDS)
 
     async def complete(self, upload: Upload, request_id: str) -> dict[str, Any] | str:
         """The whole transcript in the wanted format: JSON-able, or a text file's content."""

@@ -1,0 +1,70 @@
+"""One accepted request from the server's view: its one terminal, and what leaving it early does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtime.errors import Aborted, StageError, UnsupportedMedia
+from runtime.plan import Modality
+from runtime.requests import AbortedRequest, Done, Event, Failed, ModalityEnd
+from runtime.server.calls import Call
+
+END = ModalityEnd("r", Modality.TEXT, "stop", {})
+
+
+class Told:
+    """A request whose events are told beforehand."""
+
+    request_id = "r"
+
+    def __init__(self, *events: Event) -> None:
+        self._events = events
+        self.num_aborts = 0
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self._events:
+            yield event
+
+    async def abort(self) -> AbortedRequest:
+        self.num_aborts += 1
+        return AbortedRequest("r")
+
+
+async def read(call: Call) -> list[Event]:
+    async with call:
+        return [event async for event in call.events()]
+
+
+async def test_a_request_that_is_done_is_not_aborted() -> None:
+    handle = Told(END, Done("r", {}))
+    assert await read(Call(handle)) == [END, Done("r", {})]
+    assert handle.num_aborts == 0
+
+
+async def test_a_failure_is_raised_under_the_name_of_the_client_s_field() -> None:
+    handle = Told(Failed("r", UnsupportedMedia("broken", param="audio")))
+    with pytest.raises(UnsupportedMedia) as caught:
+        await read(Call(handle, {"audio": "file"}))
+    assert caught.value.param == "file"
+    assert handle.num_aborts == 0
+
+
+async def test_an_abort_by_somebody_else_is_raised() -> None:
+    with pytest.raises(Aborted):
+        await read(Call(Told(AbortedRequest("r"))))
+
+
+async def test_a_request_without_a_terminal_is_a_fault_of_ours() -> None:
+    handle = Told(END)
+    with pytest.raises(StageError, match="ended without saying how"):
+        await read(Call(handle))
+    assert handle.num_aborts == 1
+
+
+async def test_leaving_early_aborts_once() -> None:
+    handle = Told(END, END, Done("r", {}))
+    async with Call(handle) as call:
+        assert await anext(call.events()) == END
+    assert handle.num_aborts == 1
