@@ -111,10 +111,7 @@ class Client:
                 if data == "[DONE]":
                     return
                 if line.startswith("data:"):
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise error_from(event["error"])
-                    yield event
+                    yield _checked_event(data)
         raise Unavailable("the connection ended before the answer did", hint="omnictl logs shows what happened")
 
     @contextmanager
@@ -145,6 +142,16 @@ def error_from(fields: Mapping[str, Any]) -> OmniError:
     code = str(fields.get("code"))
     hint = f"set {settings.API_KEY_VARIABLE} to the server's key" if code == "invalid_api_key" else None
     return _BY_CODE.get(code, OmniError)(str(fields.get("message", "unknown error")), hint=hint)
+
+
+def _checked_event(data: str) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = json.loads(data)
+    except ValueError:
+        raise Unavailable(f"a piece of the answer is not JSON: {data[:80]!r}") from None
+    if "error" in event:
+        raise error_from(event["error"])
+    return event
 
 
 def _chat_delta(event: Mapping[str, Any]) -> ChatDelta:

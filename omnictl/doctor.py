@@ -66,13 +66,14 @@ def examine() -> list[Finding]:
 
 
 def _made(check: Callable[[], Judged]) -> Judged:
-    """What a check finds; its own failure is a finding too."""
+    """What a check finds; its own failure is a finding too, whatever it is."""
+    name = check.__name__.strip("_").replace("_", " ")
     try:
         yield from check()
     except OmniError as error:
-        yield check.__name__.removeprefix("_"), Level.FAIL, error.message, error.hint or ""
-    except OSError as error:
-        yield check.__name__.removeprefix("_"), Level.WARN, f"cannot be checked: {error}", ""
+        yield name, Level.FAIL, error.message, error.hint or ""
+    except Exception as error:
+        yield name, Level.FAIL, f"cannot be checked: {type(error).__name__}: {error}", ""
 
 
 # ---- environment ------------------------------------------------------------------------------------
@@ -189,8 +190,11 @@ def _without_password(url: str) -> str:
 
 
 def _codecs() -> Judged:
-    import av
-
+    try:
+        import av
+    except ImportError as error:
+        yield "decoders", Level.FAIL, f"no sound can be read or written: {error}", installed.install_command()
+        return
     for name, mode, kinds in (("decoders", "r", DECODERS), ("encoders", "w", ENCODERS)):
         missing = [kind for kind in kinds if not _has_codec(av, kind, mode)]
         if missing:

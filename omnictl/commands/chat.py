@@ -14,13 +14,18 @@ from runtime.errors import ConfigError, InvalidRequest, NotRunning
 
 
 def command(
-    text: Annotated[str | None, typer.Argument(help="The question. Default: standard input, or a dialogue.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The question. Default: standard input, or a dialogue.")
+    ] = None,
     voice_in: Annotated[Path | None, typer.Option(metavar="FILE", help="A question as a wav or mp3 file.")] = None,
     audio_out: Annotated[Path | None, typer.Option(metavar="FILE.wav", help="Have it spoken, into this file.")] = None,
     name: Annotated[str | None, typer.Option(metavar="DEPLOYMENT", help="Default: the only one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole answer as one JSON document.")] = False,
 ) -> None:
-    """Ask a running deployment. The answer goes to stdout, times to stderr."""
+    """Ask a running deployment.
+
+    The answer goes to stdout as it comes; the times to its first text, first audio and end go to stderr.
+    """
     from omnictl.conversation import Conversation
 
     store = Store()

@@ -11,7 +11,10 @@ from runtime.errors import EnvironmentProblem
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Findings as one JSON document.")] = False) -> None:
-    """Check environment, machine, network, media, recipes and deployments. Exit code 5 when something fails."""
+    """Check if this machine is fit to serve.
+
+    Looks at environment, machine, network, media, recipes and deployments. Exit code 5 when something fails.
+    """
     from omnictl.doctor import Level, examine
 
     findings = examine()

@@ -15,11 +15,15 @@ from runtime.errors import ConfigError, EnvironmentProblem, OmniError
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Default: the only deployment.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Default: the only deployment.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every deployment of this state folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="What was stopped, as one JSON document.")] = False,
 ) -> None:
-    """Let running requests finish, then stop a deployment and remove its record. Ctrl-C cuts the wait short."""
+    """Stop a deployment.
+
+    Running requests may finish, within the drain timeout of its plan; Ctrl-C cuts the wait short. Leaves no process
+    and no shared memory behind, also of a server that was killed.
+    """
     if all_ and name is not None:
         raise ConfigError(f"down {name!r} and --all: choose one of them")
     store = Store()

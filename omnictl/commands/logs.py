@@ -13,7 +13,9 @@ from omnictl.state import Store
 
 
 def command(
-    stage: Annotated[str | None, typer.Argument(help="A stage, a process or 'server'. Default: all of them.")] = None,
+    stage: Annotated[
+        str | None, typer.Argument(metavar="STAGE", help="A stage, a process or 'server'. Default: all of them.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C or the end of the server.")
     ] = False,
@@ -21,7 +23,7 @@ def command(
     lines: Annotated[int, typer.Option(min=0, help="So many of the last lines of each file.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document of {file, line}.")] = False,
 ) -> None:
-    """Show the last log lines, and follow them."""
+    """Show log lines, and follow them."""
     if follow and as_json:
         raise typer.BadParameter("--json is one document and --follow has no end; choose one of them")
     store = Store()

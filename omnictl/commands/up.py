@@ -37,7 +37,11 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the command, start nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="What is served, as one JSON document.")] = False,
 ) -> None:
-    """Serve a model: fetch what is missing, start it, wait until it is ready, and stop it on Ctrl-C."""
+    """Serve a model.
+
+    Fetches what is missing, starts it, waits until a real request of each kind has passed, and stays: Ctrl-C lets
+    running requests finish and stops it, a second one ends it at once. What is already up is left as it is.
+    """
     from omnictl.launch import living_or_refuse, readable_deployments
     from omnictl.prepare import Options, prepare
     from omnictl.session import Session

@@ -14,8 +14,10 @@ import pytest
 
 from omnictl.processes import ProcessId, identify
 from omnictl.state import Deployment, State, Store
+from tests.cli.tool import Tool
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
+Listen = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,15 @@ def spawn() -> Iterator[Spawn]:
 
 
 @pytest.fixture
-def listener() -> Iterator[Callable[[], int]]:
+def tool(tmp_path: Path) -> Iterator[Tool]:
+    """The command with folders of its own; at the end nothing of what it started may be left."""
+    tool = Tool(tmp_path)
+    yield tool
+    tool.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listen]:
     """Ports that somebody else listens on."""
     sockets = []
 
