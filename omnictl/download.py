@@ -1,7 +1,7 @@
 """Fetches one file over HTTP so that an interruption costs nothing: what has arrived stays in `NAME.part`, the next
 try asks for the rest, and only bytes with the expected checksum get the final name.
 
-Knows nothing of packages or recipes. Called by `weights`; the connection's settings come from `package_index`.
+Knows nothing of packages or recipes. Called by `packages`; the connection's settings come from `package_index`.
 """
 
 from __future__ import annotations
@@ -124,10 +124,12 @@ def _fetch_rest(client: httpx.Client, remote: RemoteFile, part: Path, advance: A
     # Ranges count encoded bytes, so no encoding may be put on top.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     with _transport_faults(remote), client.stream("GET", remote.url, headers=headers) as response:
-        if not _continues(response, remote, have):
+        start = _body_start(response, remote)
+        if start not in (0, have):
             _discard(part, advance)
-        if response.status_code == 416:
-            raise _Interrupted("the host refused to continue, starting over")
+            raise _Interrupted("it does not continue where it was asked to")
+        if start == 0:
+            _discard(part, advance)
         with part.open("ab") as file:
             _write(response.iter_raw(), file.write, remote.size_bytes - file.tell(), advance, remote)
     if _size_bytes(part) < remote.size_bytes:
@@ -135,20 +137,21 @@ def _fetch_rest(client: httpx.Client, remote: RemoteFile, part: Path, advance: A
     return None
 
 
-def _continues(response: httpx.Response, remote: RemoteFile, have: int) -> bool:
-    """Whether the body goes on at byte `have`; False when it starts at zero. Raises when it is not the file."""
+def _body_start(response: httpx.Response, remote: RemoteFile) -> int | None:
+    """Which byte of the file the body begins with; None when the host does not say. Raises when it is not the file."""
     status = response.status_code
-    if status in RETRIED_STATUS:
-        raise _Interrupted(f"it answered {status} {response.reason_phrase}")
+    if status == 200:
+        _expect_size(remote, response.headers.get("Content-Length", ""))
+        return 0
     if status == 206:
         span, _, total = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         _expect_size(remote, total)
-        return have > 0 and span.startswith(f"{have}-")
-    if status == 200:
-        _expect_size(remote, response.headers.get("Content-Length", ""))
-        return False
+        first = span.partition("-")[0]
+        return int(first) if first.isdigit() else None
     if status == 416:
-        return False
+        return None
+    if status in RETRIED_STATUS:
+        raise _Interrupted(f"it answered {status} {response.reason_phrase}")
     raise WeightsError(
         f"cannot fetch {remote.name}: {remote.route} answered {status} {response.reason_phrase}",
         hint="credentials of an index that wants them go into ~/.netrc" if status in (401, 403, 407) else None,

@@ -1,7 +1,7 @@
 """A lock between processes that ends with its owner: the kernel drops it when the process does, however it ends.
 
 The file says who holds it, for those who wait; a name left in it by an owner that never cleaned up tells the next one
-that work was cut short. Used by `weights`.
+that work was cut short. Used by `pulling`.
 """
 
 from __future__ import annotations

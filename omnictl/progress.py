@@ -1,6 +1,6 @@
 """Shows long work on stderr: bars on a terminal, one line a change of state anywhere else.
 
-Whoever works gets a `Progress` and does not know which. Used by `weights`.
+Whoever works gets a `Progress` and does not know which. Used by `pulling`.
 """
 
 from __future__ import annotations

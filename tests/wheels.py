@@ -69,6 +69,8 @@ class Behaviour:
     body: bytes | None = None
     """Served in place of the file, with a matching length."""
     ignores_range: bool = False
+    shifts_range: bool = False
+    """Continue one byte later than asked."""
     pause_s: float = 0.0
     """Between pieces of 64 KiB."""
 
@@ -170,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = behaviour.body if behaviour.body is not None else (self.index.folder / name).read_bytes()
         start = 0
         if asked.range and not behaviour.ignores_range:
-            start = int(asked.range.removeprefix("bytes=").rstrip("-"))
+            start = int(asked.range.removeprefix("bytes=").rstrip("-")) + behaviour.shifts_range
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         else:

