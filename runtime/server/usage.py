@@ -33,6 +33,11 @@ def speech_usage(plan: Plan, usage: StageUsage) -> dict[str, int]:
     return {"input_tokens": characters, "output_tokens": frames, "total_tokens": characters + frames}
 
 
+def found_nothing_to_say(plan: Plan, usage: StageUsage) -> bool:
+    """Whether the stage that reads a speech request's text says that it made no frame of it."""
+    return usage.get(plan.tasks["speech"].inputs[Modality.TEXT], {}).get("frames") == 0
+
+
 def heard_s(plan: Plan, usage: StageUsage) -> float:
     """Seconds of audio that a transcription listened to."""
     return float(usage.get(plan.tasks["transcription"].inputs[Modality.AUDIO], {}).get("audio_s", 0.0))

@@ -1,4 +1,6 @@
-"""One accepted request from the server's view: its one terminal, and what leaving it early does."""
+"""One accepted request from the server's view: its one terminal, what leaving it early does, and who is to blame for
+silence.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime.errors import Aborted, StageError, UnsupportedMedia
+from runtime.errors import Aborted, InvalidRequest, OmniError, StageError, UnsupportedMedia
 from runtime.plan import Modality
 from runtime.requests import AbortedRequest, Done, Event, Failed, ModalityEnd
 from runtime.server.calls import Call
+from runtime.server.speech.schema import SpeechRequest
+from runtime.server.speech.service import SpeechService
+from tests.plans import sim_plan
 
 END = ModalityEnd("r", Modality.TEXT, "stop", {})
 
@@ -68,3 +73,18 @@ async def test_leaving_early_aborts_once() -> None:
     async with Call(handle) as call:
         assert await anext(call.events()) == END
     assert handle.num_aborts == 1
+
+
+@pytest.mark.parametrize(
+    ("usage", "error"), [({"frames": 0.0}, InvalidRequest), ({"frames": 9.0}, StageError), ({}, StageError)]
+)
+async def test_silence_is_the_text_s_fault_if_its_reader_says_so(
+    usage: dict[str, float], error: type[OmniError]
+) -> None:
+    """F106: "..." as a text to speak is a mistake of the client's, not of the server's."""
+    service = SpeechService(None, sim_plan())  # type: ignore[arg-type]  # nothing is submitted
+    body = SpeechRequest(model="m", input="...")
+    for pieces in (service.audio, service.frames):
+        call = Call(Told(ModalityEnd("r", Modality.AUDIO, "stop", {}), Done("r", {"talk": usage})))
+        with pytest.raises(error):
+            await anext(pieces(body, call))

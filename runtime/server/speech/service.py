@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runtime.errors import InvalidRequest
 from runtime.payload import Payload
 from runtime.plan import REQUEST_INPUT, Modality, PayloadKind, Plan
 from runtime.requests import Delta, Done, RequestSpec
@@ -14,7 +15,7 @@ from runtime.server.names import find_voice, require_model, require_text
 from runtime.server.ports import Orchestrator
 from runtime.server.replies import Pieces
 from runtime.server.speech.schema import SpeechRequest, audio_delta, audio_done
-from runtime.server.usage import speech_usage
+from runtime.server.usage import found_nothing_to_say, speech_usage
 
 TASK = "speech"
 
@@ -43,6 +44,8 @@ class SpeechService:
         async for event in call.events():
             if isinstance(event, Delta) and (data := await track.add(event.payload)):
                 yield data
+            elif isinstance(event, Done):
+                self._require_words(event)
         if rest := await track.finish():
             yield rest
 
@@ -54,7 +57,13 @@ class SpeechService:
             if isinstance(event, Delta) and (audio := encoded.add(await track.add(event.payload))):
                 yield sse.frame(audio_delta(audio))
             elif isinstance(event, Done):
+                self._require_words(event)
                 usage = speech_usage(self._plan, event.usage)
         if rest := encoded.add(await track.finish()) + encoded.finish():
             yield sse.frame(audio_delta(rest))
         yield sse.frame(audio_done(usage))
+
+    def _require_words(self, done: Done) -> None:
+        """Silence is the text's fault if the stage that reads it says so; else it is ours."""
+        if found_nothing_to_say(self._plan, done.usage):
+            raise InvalidRequest("input: nothing in it can be pronounced", param="input")

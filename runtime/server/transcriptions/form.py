@@ -18,7 +18,7 @@ MAX_FIELDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """audio_format is the file name's ending, "" when it has none: a hint for the decoder, no promise."""
+    """audio_format is the file name's ending, "" when it has none; the ear says whether it knows it."""
 
     form: TranscriptionForm
     data: bytes
