@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import ConfigError
@@ -31,6 +31,7 @@ def test_ramp_from_first_to_steady() -> None:
     assert sizes[-2] == POLICY.steady_chunk_frames
 
 
+@settings(deadline=None)
 @given(segments=st.lists(st.integers(1, 700), max_size=12))
 def test_chunks_cover_each_segment_once_with_context(segments: list[int]) -> None:
     remaining = iter(chunks_of(segments))
@@ -46,6 +47,7 @@ def test_chunks_cover_each_segment_once_with_context(segments: list[int]) -> Non
     assert next(remaining, None) is None
 
 
+@settings(deadline=None)
 @given(num_frames=st.integers(1, 600), arrivals=st.lists(st.integers(1, 80), max_size=40))
 def test_chunks_are_the_same_however_the_frames_arrive(num_frames: int, arrivals: list[int]) -> None:
     chunks, first, sent, available = [], 0, 0, 0
@@ -77,6 +79,7 @@ def lowest_buffer_s(segments: list[int], rtf: float, policy: ChunkPolicy = POLIC
     return lowest_s
 
 
+@settings(deadline=None)
 @given(
     segments=st.lists(st.integers(POLICY.first_chunk_frames, 1500), min_size=1, max_size=10), rtf=st.floats(0.01, 0.8)
 )

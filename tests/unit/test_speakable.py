@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.programs.sidekick.speakable import Boundary, CutRules, Piece, SpeakableCutter
@@ -183,6 +183,7 @@ TEXTS = st.text(st.sampled_from(list(" \n.,;:!?…—-\"')*_`[]()aAbBI19。，é
 RULES = st.sampled_from([CutRules(), ONE_PIECE_RULES, CutRules(clause_min_chars=(1, 5), max_chars=(4, 9, 30))])
 
 
+@settings(deadline=None)
 @given(text=TEXTS, deltas=st.lists(st.integers(0, 12), max_size=80), rules=RULES)
 @example(text='say—" next', deltas=[4, 1, 1], rules=CutRules(clause_min_chars=(1,), max_chars=(50,)))
 @example(text="a\r\nb", deltas=[2, 1], rules=CutRules())
@@ -190,6 +191,7 @@ def test_same_pieces_however_the_text_was_split(text: str, deltas: list[int], ru
     assert cut(text, rules, deltas) == cut(text, rules)
 
 
+@settings(deadline=None)
 @given(text=TEXTS, rules=RULES)
 def test_no_letter_is_lost_and_no_piece_is_too_long(text: str, rules: CutRules) -> None:
     cutter = SpeakableCutter(rules)

@@ -1,0 +1,123 @@
+"""How a long clip is heard in windows: where to cut it, what a window's tokens say, what to believe of it. Pure.
+
+A window is cut where nobody speaks. Where somebody always does, the window's own timestamps tell up to where it
+was understood, and the next one begins there: so words at the borders are neither lost nor doubled.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.programs.sidekick.audio import SAMPLE_RATE_HZ, FloatArray, block_rms
+
+MAX_WINDOW_S = 30.0
+_SEARCH_S = 10.0
+"""The cut is looked for in so much of the window's end."""
+_BLOCK_S = 0.02
+_SMOOTH_BLOCKS = 10
+_QUIET = 0.1
+"""A moment this far below the window's loud parts is a pause (-20 dB)."""
+_MIN_ADVANCE_S = 1.0
+"""A window that was understood for less than this is not begun again: the clip would take for ever."""
+TOKEN_S = 0.02
+"""Timestamps count in steps of this."""
+
+_NO_SPEECH_PROB = 0.5
+_AVERAGE_LOG_PROB = -1.0
+_REPETITIVE = 2.4
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Samples [start, stop) of a clip. `whole`: it ends in a pause or with the clip, so all it says is complete."""
+
+    start: int
+    stop: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the model made of a window: text and timestamp tokens, and how sure it was."""
+
+    tokens: Sequence[int]
+    no_speech_prob: float
+    average_log_prob: float
+    cut_off: bool = False
+    """The model went on until it was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTokens:
+    """Text tokens between two timestamps, in seconds from the start of the window."""
+
+    start_s: float
+    end_s: float
+    tokens: tuple[int, ...]
+
+
+def next_window(samples: FloatArray, start: int, stop: int) -> Window:
+    """The window at `start` of a clip whose sound ends at `stop`."""
+    longest = int(MAX_WINDOW_S * SAMPLE_RATE_HZ)
+    if stop - start <= longest:
+        return Window(start, stop, whole=True)
+    levels = block_rms(samples[start : start + longest])
+    smooth = np.convolve(levels, np.ones(_SMOOTH_BLOCKS) / _SMOOTH_BLOCKS, mode="same")
+    first = len(smooth) - int(_SEARCH_S / _BLOCK_S)
+    candidates = smooth[first : len(smooth) - _SMOOTH_BLOCKS]
+    pauses = np.flatnonzero(candidates <= _QUIET * np.quantile(levels, 0.9))
+    if len(pauses) == 0:
+        return Window(start, start + longest, whole=False)
+    cut = first + int(pauses[-1])
+    return Window(start, start + int(cut * _BLOCK_S * SAMPLE_RATE_HZ), whole=True)
+
+
+def split_tokens(
+    tokens: Sequence[int], first_timestamp: int, window_s: float
+) -> tuple[list[TimedTokens], float | None]:
+    """The timed parts of a window's tokens; and where its last part begins, if that has no end.
+
+    Tokens come as <start> text <end><start> text <end>; a part that the window cuts off lacks its <end>.
+    """
+    parts: list[TimedTokens] = []
+    start_s, text, num_marks = 0.0, list[int](), 0
+    for token in tokens:
+        if token < first_timestamp:
+            text.append(token)
+            num_marks = 0
+            continue
+        time_s = min((token - first_timestamp) * TOKEN_S, window_s)
+        if text:
+            parts.append(TimedTokens(start_s, max(start_s, time_s), tuple(text)))
+            text = []
+        start_s = time_s
+        num_marks += 1
+    if text:
+        return [*parts, TimedTokens(start_s, max(start_s, window_s), tuple(text))], start_s
+    return parts, start_s if parts and num_marks > 1 else None
+
+
+def complete_parts(tokens: Sequence[int], first_timestamp: int, window: Window) -> tuple[list[TimedTokens], int]:
+    """The parts of a window to keep, and the sample of the clip where the next window begins."""
+    parts, open_s = split_tokens(tokens, first_timestamp, (window.stop - window.start) / SAMPLE_RATE_HZ)
+    if window.whole or open_s is None or open_s < _MIN_ADVANCE_S:
+        return parts, window.stop
+    complete = [part for part in parts if part.end_s <= open_s]
+    return complete, window.start + int(open_s * SAMPLE_RATE_HZ)
+
+
+def is_repetitive(text: str) -> bool:
+    """Whether a text says the same over and over, as a model does that has lost the thread."""
+    data = text.encode()
+    return len(data) > _REPETITIVE * len(zlib.compress(data))
+
+
+def is_speech(heard: Heard, text: str) -> bool:
+    """Whether to believe a window's text. Noise and music make the model speak too, but unsurely or in circles."""
+    if heard.no_speech_prob < _NO_SPEECH_PROB:
+        return True
+    return heard.average_log_prob >= _AVERAGE_LOG_PROB and not is_repetitive(text)
