@@ -105,9 +105,9 @@ def ask(client: OpenAI, content: Any, modalities: list[str], **options: Any) -> 
             if choice.delta.content:
                 answer.text += choice.delta.content
                 answer.text_s.append(now_s)
-            data = (getattr(choice.delta, "audio", None) or {}).get("data")
-            if data:
-                answer.pcm += base64.b64decode(data)
+            audio = choice.delta.audio
+            if audio is not None and audio.data:
+                answer.pcm += base64.b64decode(audio.data)
                 answer.audio_s.append(now_s)
     return answer
 
