@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,23 @@ def test_an_aborted_id_can_be_used_again(roomy: Driver, expected: dict[str, list
     roomy.answers.clear()
     roomy.ask("again", PROMPTS["p31"], max_tokens=NUM_NEW)
     assert roomy.drain()["again"].ids == expected["p31"]
+
+
+def test_half_of_many_requests_aborted_at_random(tight: Driver, expected: dict[str, list[int]]) -> None:
+    chance = random.Random(0)
+    doomed = [f"{name} {number}" for number in range(3) for name in PROMPTS if chance.random() < 0.5]
+    for number in range(3):
+        for name, ids in PROMPTS.items():
+            tight.ask(f"{name} {number}", ids, max_tokens=NUM_NEW)
+    while doomed:
+        for _ in range(chance.randrange(4)):
+            tight.step()
+        tight.engine.abort(doomed[0])
+        tight.answers.pop(doomed.pop(0), None)
+    answers = tight.drain()
+    assert len(answers) > len(PROMPTS)
+    for request, answer in answers.items():
+        assert answer.ids == expected[request.split()[0]], request
 
 
 def test_chunked_prefill(tight: Driver, expected: dict[str, list[int]]) -> None:

@@ -72,7 +72,7 @@ class Core:
         _inspect_models_in_process()
         torch.set_num_threads(num_threads)
         with load_errors(str(arguments["model"]), arguments.get("kv_cache_memory_bytes")):
-            config = EngineArgs(**{**FIXED_ARGUMENTS, **arguments}).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            config = EngineArgs(**{**FIXED_ARGUMENTS, **arguments}).create_engine_config(UsageContext.OPENAI_API_SERVER)
             self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self._core = self._engine.engine_core.engine_core
         self._scheduler: StageScheduler = self._core.scheduler

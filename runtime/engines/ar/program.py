@@ -40,7 +40,10 @@ class ArProgram(Protocol):
     """Errors of a request are raised as OmniError; anything else counts as a fault of the stage."""
 
     def arguments(self) -> Mapping[str, Any]:
-        """Engine arguments of the model family, such as worker_cls or hf_overrides; they win over the defaults."""
+        """Engine arguments of the model family, such as worker_cls or hf_overrides; they win over the plan's.
+
+        A scheduler_cls extends compat.StageScheduler.
+        """
 
     def open(self, work: StageWork) -> Any:
         """State of a new request. InvalidRequest for parameters it cannot honour."""
