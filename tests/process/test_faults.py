@@ -6,17 +6,19 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
 from runtime import messages
 from runtime.deployment import Deployment
-from runtime.errors import DeadlineExceeded, InvalidRequest, StageDied, StageError, Unavailable
+from runtime.errors import ConnectorError, DeadlineExceeded, InvalidRequest, StageDied, StageError, Unavailable
 from runtime.pool import Life
 from runtime.requests import TERMINALS, AbortedRequest, Delta, Done, Event, Failed
 from tests.deploy import AUDIO, TEXT, ask, collect, deployed, spec, until
@@ -260,3 +262,24 @@ async def test_drain_has_a_deadline(tmp_path: Path) -> None:
         handle = await deployment.submit(spec())
         await asyncio.wait_for(deployment.drain(), 2)
         assert isinstance(assert_terminal(await collect(handle), Failed).error, Unavailable)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+async def test_a_tiny_shared_memory_fails_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full /dev/shm is an error of the request that needs it, with the numbers; the next ones go on."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True, timeout=10)
+    try:
+        monkeypatch.setenv("OMNICTL_SHM_DIR", str(folder))
+        async with deployed(sim_plan(), tmp_path) as deployment:
+            large = spec(modalities=[TEXT], audio=True)
+            large.inputs[AUDIO][0].tensors["data"] = np.zeros(4 << 20, np.uint8)
+            failed = assert_terminal(await ask(deployment, large), Failed)
+            assert isinstance(failed.error, ConnectorError)
+            assert "needs 4" in str(failed.error) or "4194" in str(failed.error), failed.error
+            assert_terminal(await ask(deployment, spec(modalities=[TEXT])), Done)
+            await until_idle(deployment)
+        assert list(folder.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=10)
