@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runtime.engines.ar.engine import ArEngine
 from runtime.engines.ar.environment import prepare_process
 from runtime.engines.ar.program import Generated, Prompt
@@ -23,10 +21,6 @@ BLOCK_SIZE = 32
 KV_BYTES_PER_TOKEN = 4 * 2 * 32 * 4
 """Of the random checkpoint: layers x (key, value) x head size x float32."""
 LATER_INPUT = "ear->thinker"
-
-VLLM_WARNINGS = pytest.mark.filterwarnings(
-    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",  # while an engine is built, vllm looks at it
-)
 
 
 def import_vllm() -> None:

@@ -14,10 +14,8 @@ from runtime.engines.ar import environment
 from runtime.engines.ar.sampling import Sampling
 from runtime.engines.ar.settings import EngineSettings
 from runtime.errors import EnvironmentProblem, InvalidRequest, OmniError, Overloaded, StageError
-from tests.golden.ar_engines import BLOCK_SIZE, VLLM_WARNINGS, import_vllm, make_engine
+from tests.golden.ar_engines import BLOCK_SIZE, import_vllm, make_engine
 from tests.golden.tiny_llama import save_random
-
-pytestmark = VLLM_WARNINGS
 
 
 @pytest.fixture(scope="module", autouse=True)

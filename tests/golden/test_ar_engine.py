@@ -15,15 +15,12 @@ from runtime.errors import InvalidRequest, StageError
 from tests.golden.ar_engines import (
     BLOCK_SIZE,
     LATER_INPUT,
-    VLLM_WARNINGS,
     Driver,
     TokenProgram,
     assert_nothing_left,
     make_engine,
 )
 from tests.golden.tiny_llama import END_TOKEN, NUM_BYTES, byte_tokenizer, save_random, save_reciter
-
-pytestmark = VLLM_WARNINGS
 
 NUM_NEW = 24
 LENGTHS = (1, 3, 31, 32, 33, 70, 100, 129)

@@ -19,15 +19,12 @@ from tests.golden.ar_engines import (
     BLOCK_SIZE,
     KV_BYTES_PER_TOKEN,
     LATER_INPUT,
-    VLLM_WARNINGS,
     Driver,
     assert_nothing_left,
     import_vllm,
     make_engine,
 )
 from tests.golden.tiny_llama import byte_tokenizer, save_random
-
-pytestmark = VLLM_WARNINGS
 
 CACHE_BYTES = 64 * BLOCK_SIZE * KV_BYTES_PER_TOKEN
 

@@ -10,9 +10,9 @@ from runtime.engines.ar.engine import load
 from runtime.engines.base import LoadContext
 from runtime.plan import EngineKind, MemoryBudget, StagePlan
 from runtime.settings import weights_dir
-from tests.golden.ar_engines import VLLM_WARNINGS, Answer, Driver, assert_nothing_left, import_vllm
+from tests.golden.ar_engines import Answer, Driver, assert_nothing_left, import_vllm
 
-pytestmark = [pytest.mark.weights, VLLM_WARNINGS]
+pytestmark = pytest.mark.weights
 
 CAPITAL = "What is the capital of France?"
 QUESTIONS = (

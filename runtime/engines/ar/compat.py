@@ -6,6 +6,7 @@ Knows no stages and no programs. Imported by engine.py after environment.prepare
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,7 +72,9 @@ class Core:
         check_version()
         _inspect_models_in_process()
         torch.set_num_threads(num_threads)
-        with load_errors(str(arguments["model"]), arguments.get("kv_cache_memory_bytes")):
+        with load_errors(str(arguments["model"]), arguments.get("kv_cache_memory_bytes")), warnings.catch_warnings():
+            # vLLM looks at every name in torch's namespace, this deprecated one too
+            warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
             config = EngineArgs(**{**FIXED_ARGUMENTS, **arguments}).create_engine_config(UsageContext.OPENAI_API_SERVER)
             self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self._core = self._engine.engine_core.engine_core
