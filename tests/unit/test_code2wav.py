@@ -85,7 +85,7 @@ def test_segments_share_one_signal_processing() -> None:
     outcome = speak(*segments)
     np.testing.assert_allclose(outcome.samples, whole_utterance(*segments, seed=1), atol=1e-5)
     assert outcome.end.reason == "stop"
-    assert outcome.end.usage == {"audio_s": 206 / 80, "frames": 206.0, "seed": 1.0}
+    assert outcome.end.usage == {"audio_s": 206 / 80, "frames": 206.0}
     assert outcome.payloads[0].meta == {"sample_rate_hz": 24000, "seed": 1}
 
 
@@ -183,14 +183,13 @@ def test_spectra_that_are_no_numbers_fail_the_request() -> None:
 def test_seed_is_used_reported_and_fresh_when_absent() -> None:
     segment = latents_payload(60)
     unseeded = [run_request(Code2Wav(convolve, SMALL), hand_over([segment], "latents")) for _ in range(3)]
-    seeds = [int(outcome.end.usage["seed"]) for outcome in unseeded]
+    seeds = [outcome.payloads[0].meta["seed"] for outcome in unseeded]
     assert len(set(seeds)) == 3
-    assert unseeded[0].payloads[0].meta["seed"] == seeds[0]
     np.testing.assert_array_equal(speak(segment, seed=seeds[0]).samples, unseeded[0].samples)
     assert np.abs(unseeded[0].samples - unseeded[1].samples).max() > 1e-4
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "7", True])
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "7", True])
 def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
     with pytest.raises(InvalidRequest, match="seed") as caught:
         Code2Wav(convolve, SMALL).open(work("r", seed=seed))

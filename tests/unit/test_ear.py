@@ -323,9 +323,19 @@ def at(time_s: float) -> int:
 
 def test_timestamps_bound_the_parts() -> None:
     tokens = [at(0.5), 1, 2, at(2), at(2.5), 3, at(4)]
-    parts, open_s = split_tokens(tokens, FIRST_TIMESTAMP, 10.0)
-    assert parts == [TimedTokens(0.5, 2.0, (1, 2)), TimedTokens(2.5, 4.0, (3,))]
-    assert open_s is None
+    assert split_tokens(tokens, FIRST_TIMESTAMP, 10.0) == (
+        [TimedTokens(0.5, 2.0, (1, 2)), TimedTokens(2.5, 4.0, (3,))],
+        None,
+    )
+
+
+@pytest.mark.parametrize("text", [[], [3, 4]])
+def test_a_part_without_its_end_is_open(text: list[int]) -> None:
+    tokens = [at(0), 1, at(2), at(2.5), *text]
+    assert split_tokens(tokens, FIRST_TIMESTAMP, 10.0) == (
+        [TimedTokens(0.0, 2.0, (1,))],
+        TimedTokens(2.5, 10.0, tuple(text)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -334,6 +344,7 @@ def test_timestamps_bound_the_parts() -> None:
         ([at(0), 1, at(9), at(9), 2, 3], [(1,)], 9.0),
         ([at(0), 1, at(9), at(9)], [(1,)], 9.0),
         ([at(0), 1, at(9)], [(1,)], 30.0),
+        ([at(0), 1, at(29.8), at(29.8)], [(1,)], 30.0),
         ([at(0), 1, at(0.4), at(0.4), 2], [(1,), (2,)], 30.0),
         ([at(0), 1, 2], [(1, 2)], 30.0),
         ([1, 2], [(1, 2)], 30.0),
@@ -355,6 +366,13 @@ def test_in_a_window_that_ends_in_a_pause_the_last_part_is_kept() -> None:
     parts, position = complete_parts([at(0), 1, at(9), at(9), 2], FIRST_TIMESTAMP, window)
     assert parts == [TimedTokens(0.0, 9.0, (1,)), TimedTokens(9.0, 20.0, (2,))]
     assert position == window.stop
+
+
+def test_what_began_and_was_not_written_down_is_heard_again_even_there() -> None:
+    window = Window(0, 20 * SAMPLE_RATE_HZ, whole=True)
+    parts, position = complete_parts([at(0), 1, at(9), at(9)], FIRST_TIMESTAMP, window)
+    assert parts == [TimedTokens(0.0, 9.0, (1,))]
+    assert position == 9 * SAMPLE_RATE_HZ
 
 
 @settings(deadline=None)

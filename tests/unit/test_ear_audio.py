@@ -49,7 +49,7 @@ def level_db(samples: npt.NDArray[Any]) -> float:
 
 
 def test_formats_are_proven_by_decoding(decoder: AudioDecoder) -> None:
-    assert decoder.formats == ("wav", "flac", "mp3", "ogg", "opus", "m4a", "mp4", "webm")
+    assert decoder.formats == ("wav", "flac", "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "aac", "aiff")
 
 
 @pytest.mark.parametrize(

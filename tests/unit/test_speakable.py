@@ -68,6 +68,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
         ("wow!!! what?!?! hm....", ["wow! what? hm..."]),
         ("nice 😀👍🏽 day ❤️ 1️⃣", ["nice day 1"]),
         ("cafe\u0301 co\u00adoperate nul\x00l", ["café cooperate nul l"]),
+        ("card 4111111111111111, of 1234567", ["card 4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1, of 1234567"]),
         ("see [1] and array[2]", ["see 1 and array 2"]),
     ],
 )  # fmt: skip

@@ -24,6 +24,7 @@ from runtime.programs.sidekick.talker import (
     Talker,
     TalkerSettings,
     load,
+    pronounced_somehow,
 )
 from tests.speech import Outcome, load_context, run_request, run_requests, texts, work
 
@@ -172,6 +173,22 @@ def test_words_with_too_many_phonemes_are_said_in_parts() -> None:
     phonemes = sum(c in VOCABULARY for c in _g2p(numbers) if c != " ")
     assert sounds >= FRAMES_PER_ID * phonemes
     assert [p.meta["segment"] for p in outcome.payloads] == list(range(len(calls)))
+
+
+def test_a_text_that_the_library_fails_on_is_said_as_far_as_possible() -> None:
+    def fragile(text: str) -> str:
+        if "1,000,000" in text:
+            raise IndexError("list index out of range")
+        return text
+
+    say = pronounced_somehow(fragile)
+    assert say("plain words") == "plain words"
+    assert say("it is 1,000,000 here") == "it is 1 , 0 0 0 , 0 0 0 here"
+    with pytest.raises(IndexError):
+        _g2p("1" + ",000" * 12)
+    huge = pronounced_somehow(_g2p)("it is 1" + ",000" * 12 + " here")
+    assert huge.startswith(_g2p("it is"))
+    assert huge.count(_g2p("zero").strip()) >= 36
 
 
 def test_runaway_frames_are_cut_and_reported() -> None:

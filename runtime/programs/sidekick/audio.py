@@ -29,9 +29,12 @@ CLIPS = {
     "m4a": ("ipod", "aac"),
     "mp4": ("mp4", "aac"),
     "webm": ("webm", "libopus"),
+    "mkv": ("matroska", "libopus"),
+    "aac": ("adts", "aac"),
+    "aiff": ("aiff", "pcm_s16be"),
 }
 """Format -> container and codec of the clip that proves it."""
-ALIASES = {"mpga": "mp3", "mpeg": "mp3", "oga": "ogg", "wave": "wav", "x-wav": "wav"}
+ALIASES = {"mpga": "mp3", "mpeg": "mp3", "oga": "ogg", "wave": "wav", "x-wav": "wav", "aif": "aiff", "weba": "webm"}
 
 _CONTAINERS = "wav,w64,aiff,au,caf,flac,ogg,mp3,aac,mov,mp4,m4a,matroska,webm"
 """Nothing but files that hold their own sound: a playlist could make the decoder open other files and addresses."""

@@ -37,8 +37,7 @@ from runtime.programs.sidekick.synthesis import (
 NUM_CHANNELS = 130
 REACH_FRAMES = 27
 """How far the network looks to either side: nine convolutions of width 7."""
-MAX_SEED = 2**32
-"""Seeds are below this, so that a float in the usage counts holds them exactly."""
+MAX_SEED = 2**63
 
 Network = Callable[[FloatArray], Spectra]
 """latents [NUM_CHANNELS, n] -> spectra of the n frames."""
@@ -120,7 +119,7 @@ class Code2Wav:
     def open(self, work: StageWork) -> RequestState:
         seed = work.params.get("seed")
         if seed is None:
-            seed = secrets.randbelow(MAX_SEED)
+            seed = secrets.randbits(32)
         elif not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < MAX_SEED:
             raise InvalidRequest(f"seed: got {seed!r}; expected a whole number from 0 to {MAX_SEED - 1}", param="seed")
         return RequestState(work.request_id, work.epoch, seed, Synthesizer(seed))
@@ -191,7 +190,7 @@ class Code2Wav:
             )
         if step.ends:
             audio_s = state.sent_frames * HOP / SAMPLE_RATE_HZ
-            usage = {"audio_s": audio_s, "frames": float(state.sent_frames), "seed": float(state.seed)}
+            usage = {"audio_s": audio_s, "frames": float(state.sent_frames)}
             result.end = End(reason=state.reason, usage=usage)
         return result
 

@@ -23,6 +23,8 @@ _TAG = re.compile(
 _ADDRESS = re.compile(r"(?:https?://|ftp://|mailto:|www\.)[^\s<>\"'”’]+")
 _ADDRESS_PARTS = {".": " dot ", "/": " slash ", "@": " at ", "-": " dash ", ":": " colon "}
 _TIMES = re.compile(r"(?<=[\d)]) ?\* ?(?=[\d(])")
+_LONG_NUMBER = re.compile(r"\d{13,}")
+"""Card and account numbers: read digit by digit."""
 _SHARP = re.compile(r"\b([CFJ])#")
 _ABOUT = re.compile(r"~(?=\d)")
 _EMPHASIS = re.compile(r"[*`]|~~|(?<!\w)_+|_+(?!\w)")
@@ -49,6 +51,7 @@ def spoken_text(text: str, *, line_start: bool) -> str:
     text = _TAG.sub(" ", _LINK_REST.sub(" ", text))
     text = _ADDRESS.sub(_address, html.unescape(text))
     text = _ABOUT.sub("about ", _SHARP.sub(r"\1 sharp", _TIMES.sub(" times ", text)))
+    text = _LONG_NUMBER.sub(lambda m: " ".join(m.group()), text)
     text = _BRACKETS.sub(" ", _EMPHASIS.sub("", text))
     text = "".join(_sayable(c) for c in unicodedata.normalize("NFC", text))
     text = _SAME_MARK.sub(_one_mark, text)

@@ -7,6 +7,7 @@ nothing of waveforms. The module engine calls it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
 from runtime.programs.sidekick.loading import open_session, read_settings, require_files, require_module
 from runtime.programs.sidekick.speakable import Boundary, CutRules, Piece, SpeakableCutter
+
+log = logging.getLogger(__name__)
 
 SAMPLE_RATE_HZ = 24_000
 FRAMES_PER_S = 80
@@ -213,6 +216,22 @@ class Talker:
         del self._network, self._pronounce
 
 
+def pronounced_somehow(pronounce: Pronounce) -> Pronounce:
+    """Of a text that the library fails on, the words that it can say, and the others spelled."""
+
+    def attempt(text: str, smaller: Callable[[str], str]) -> str:
+        try:
+            return pronounce(text)
+        except Exception:  # it promises nothing about what it raises on odd input
+            log.warning("no pronunciation for %r", text, exc_info=True)
+            return smaller(text)
+
+    def spelled(word: str) -> str:
+        return attempt(" ".join(word), lambda _: "")
+
+    return lambda text: attempt(text, lambda whole: " ".join(attempt(word, spelled) for word in whole.split()))
+
+
 def _split_phonemes(phonemes: str, max_length: int) -> list[str]:
     """Parts of at most `max_length`, cut at spaces where there are any; none when nothing in them is a sound."""
     parts, rest = [], phonemes.strip()
@@ -257,7 +276,7 @@ def load(context: LoadContext) -> Talker:
     except msgspec.MsgspecError as exc:
         raise WeightsError(f"stage {stage}: {vocabulary} is damaged: {exc}") from exc
     context.progress("loading the pronunciation")
-    pronounce = require_module("hibari.g2p", stage).G2P()
+    pronounce = pronounced_somehow(require_module("hibari.g2p", stage).G2P())
     program = Talker(network, pronounce, phoneme_ids, settings)
     context.progress("warming up the talker")
     program._speak(Piece("Ready", "Ready to speak zorbly.", Boundary.END), speed=1.0)

@@ -23,6 +23,8 @@ _QUIET = 0.1
 """A moment this far below the window's loud parts is a pause (-20 dB)."""
 _MIN_ADVANCE_S = 1.0
 """A window that was understood for less than this is not begun again: the clip would take for ever."""
+_MIN_REST_S = 0.4
+"""Nor is it begun again for less than a short word."""
 TOKEN_S = 0.02
 """Timestamps count in steps of this."""
 
@@ -78,10 +80,11 @@ def next_window(samples: FloatArray, start: int, stop: int) -> Window:
 
 def split_tokens(
     tokens: Sequence[int], first_timestamp: int, window_s: float
-) -> tuple[list[TimedTokens], float | None]:
-    """The timed parts of a window's tokens; and where its last part begins, if that has no end.
+) -> tuple[list[TimedTokens], TimedTokens | None]:
+    """The timed parts of a window's tokens, and the one that it leaves open, if there is one.
 
-    Tokens come as <start> text <end><start> text <end>; a part that the window cuts off lacks its <end>.
+    Tokens come as <start> text <end><start> text <end>. An open part lacks its <end>, and maybe its text too: then
+    the model heard something begin that it did not write down.
     """
     parts: list[TimedTokens] = []
     start_s, text, num_marks = 0.0, list[int](), 0
@@ -96,18 +99,23 @@ def split_tokens(
             text = []
         start_s = time_s
         num_marks += 1
-    if text:
-        return [*parts, TimedTokens(start_s, max(start_s, window_s), tuple(text))], start_s
-    return parts, start_s if parts and num_marks > 1 else None
+    is_open = bool(text) or num_marks > 1
+    return parts, TimedTokens(start_s, window_s, tuple(text)) if is_open else None
 
 
 def complete_parts(tokens: Sequence[int], first_timestamp: int, window: Window) -> tuple[list[TimedTokens], int]:
-    """The parts of a window to keep, and the sample of the clip where the next window begins."""
-    parts, open_s = split_tokens(tokens, first_timestamp, (window.stop - window.start) / SAMPLE_RATE_HZ)
-    if window.whole or open_s is None or open_s < _MIN_ADVANCE_S:
+    """The parts of a window to keep, and the sample of the clip where the next window begins.
+
+    An open part is heard again from its start, unless its text is all there or too little would be gained.
+    """
+    window_s = (window.stop - window.start) / SAMPLE_RATE_HZ
+    parts, rest = split_tokens(tokens, first_timestamp, window_s)
+    if rest is None:
         return parts, window.stop
-    complete = [part for part in parts if part.end_s <= open_s]
-    return complete, window.start + int(open_s * SAMPLE_RATE_HZ)
+    is_complete = window.whole and bool(rest.tokens)
+    if not is_complete and rest.start_s >= _MIN_ADVANCE_S and window_s - rest.start_s >= _MIN_REST_S:
+        return parts, window.start + int(rest.start_s * SAMPLE_RATE_HZ)
+    return [*parts, rest] if rest.tokens else parts, window.stop
 
 
 def is_repetitive(text: str) -> bool:
