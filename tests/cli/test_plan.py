@@ -83,7 +83,7 @@ def test_the_table_shows_stages_devices_and_memory(run: Run) -> None:
     shown = run("plan", "sidekick", "--hardware", "cpu-2x24").stdout
     for part in ("found by short name", "2 cores, 24.0 GiB free, no GPU", "cpu (the only one)", "cpu: verified"):
         assert part in shown
-    for part in ("ear", "thinker", "talker", "code2wav", "float32", "618 MiB", "192 MiB", "thinker->talker", "shm"):
+    for part in ("ear", "thinker", "talker", "code2wav", "float32", "618 MiB", "256 MiB", "thinker->talker", "shm"):
         assert part in shown
 
 
