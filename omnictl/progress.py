@@ -40,11 +40,11 @@ def show_progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield LineProgress()
         return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, TimeElapsedColumn(), console=output.console(stderr=True), transient=True) as bars:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[moved]}"), TimeElapsedColumn())
+    with Bars(*columns, console=output.console(stderr=True), transient=True) as bars:
         yield BarProgress(bars)
 
 
@@ -83,15 +83,22 @@ class BarProgress:
 
     @contextmanager
     def transfer(self, label: str, total_bytes: int, done_bytes: int) -> Iterator[Advance]:
-        task = self._bars.add_task(label, total=total_bytes, completed=done_bytes)
+        total, done = format_bytes(total_bytes), done_bytes
+        task = self._bars.add_task(label, total=total_bytes, completed=done, moved=f"of {total}")
+
+        def advance(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            self._bars.update(task, completed=done, moved=f"{format_bytes(done)} of {total}")
+
         try:
-            yield lambda num_bytes: self._bars.advance(task, num_bytes)
+            yield advance
         finally:
             self._bars.remove_task(task)
 
     @contextmanager
     def work(self, label: str) -> Iterator[None]:
-        task = self._bars.add_task(label, total=None)
+        task = self._bars.add_task(label, total=None, moved="")
         try:
             yield
         finally:

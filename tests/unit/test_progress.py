@@ -6,7 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn
 
 from omnictl import progress
 from omnictl.progress import BarProgress, LineProgress, show_progress
@@ -40,7 +40,8 @@ def test_work_that_fails_is_not_called_done(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_terminal_gets_a_bar() -> None:
     drawn = io.StringIO()
-    with Progress(console=Console(file=drawn, force_terminal=True, width=100)) as bars:
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[moved]}"))
+    with Progress(*columns, console=Console(file=drawn, force_terminal=True, width=120)) as bars:
         shown = BarProgress(bars)
         shown.say("asking the index")
         with shown.transfer("voice", 1000, 200) as advance:
@@ -51,7 +52,7 @@ def test_a_terminal_gets_a_bar() -> None:
             assert bars.tasks[0].total is None
         assert bars.tasks == []
     assert "asking the index" in drawn.getvalue()
-    assert "50%" in drawn.getvalue()
+    assert "500 B of 1000 B" in drawn.getvalue()
 
 
 def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
