@@ -23,6 +23,10 @@ from runtime.errors import ConfigError, EnvironmentProblem, OmniError, Unavailab
 NUM_LAST_LINES = 10
 MAX_DIFFERENCES = 6
 DEFAULT_DRAIN_S = 20.0
+DRAIN_MARGIN_S = 30.0
+"""On top of the drain time that the plan grants to running requests: closing connections, ending workers."""
+QUICK_STOP_S = 8.0
+"""For a server that never became ready: only its own warm-up may be under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +108,24 @@ def drain_timeout_s(store: Store, name: str) -> float:
 
 
 def retire(
-    store: Store, deployment: Deployment, *, reason: str | None = None, hurry_fd: int | None = None
+    store: Store,
+    deployment: Deployment,
+    *,
+    reason: str | None = None,
+    drain: bool = True,
+    hurry_fd: int | None = None,
 ) -> process.StopReport | None:
     """Stop a deployment and all that is of it; None when the record is by now of another run.
 
-    Without a reason the record goes too. With one it stays as failed, with its logs, until the next `up`.
+    Without a reason the record goes too. With one it stays as failed, with its logs, until the next `up`. `drain`:
+    there may be requests of users to wait for.
     """
     with store.lock(deployment.name):
         if not store.update(deployment, State.STOPPING):
             return None
-        folder, drain_s = store.folder(deployment.name), drain_timeout_s(store, deployment.name)
-        report = process.stop(deployment, folder, drain_timeout_s=drain_s, hurry_fd=hurry_fd)
+        folder = store.folder(deployment.name)
+        timeout_s = drain_timeout_s(store, deployment.name) + DRAIN_MARGIN_S if drain else QUICK_STOP_S
+        report = process.stop(deployment, folder, timeout_s=timeout_s, hurry_fd=hurry_fd)
         if reason is None:
             store.remove(deployment.name)
         else:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnictl import output, ports
-from omnictl.backends.process import STOP_MARGIN_S
 from omnictl.client import Client
 from omnictl.endpoints import endpoints, example_request
 from omnictl.interrupts import Interrupts
@@ -28,6 +27,7 @@ MAX_PORT_TRIES = 5
 SILENCE_MARGIN_S = 30.0
 """The server has deadlines of its own and says what it waited for; ours comes after them."""
 ATTEND_INTERVAL_S = 3600.0
+COLLECT_TIMEOUT_S = 5.0
 
 
 class Session:
@@ -106,7 +106,8 @@ class Session:
 
     def _became_ready(self, deployment: Deployment) -> None:
         with self._store.lock(deployment.name):
-            self._store.update(deployment, State.RUNNING)
+            if not self._store.update(deployment, State.RUNNING):
+                raise _stopped_early(deployment)
         output.note(f"{deployment.name} is ready after {time.monotonic() - self._began_s:.1f} s")
         self._announce(deployment, "ready")
 
@@ -142,7 +143,7 @@ class Session:
         number = interrupts.take() or signal.SIGINT
         was_ready = self._recorded_state(launched.deployment) is State.RUNNING
         output.note(f"stopping {launched.deployment.name}; once more ends it at once")
-        retire(self._store, launched.deployment, hurry_fd=interrupts.fd)
+        retire(self._store, launched.deployment, drain=was_ready, hurry_fd=interrupts.fd)
         _exit_code(launched)
         hurried = interrupts.take() is not None
         output.note(f"{launched.deployment.name} is stopped")
@@ -154,7 +155,7 @@ class Session:
         """The error to raise for a start that came to nothing; cleans up first."""
         deployment = launched.deployment
         if result.outcome is Outcome.EXITED and self._stopped_by_others(deployment):
-            return StartFailed(f"{deployment.name} was stopped by another command while it was starting")
+            return _stopped_early(deployment)
         reason = self._reason(result, launched)
         self._show_last_lines(deployment, result.failing_process or SERVER)
         self._clean_up(launched, reason)
@@ -183,7 +184,7 @@ class Session:
                 output.note(f"  | {line}")
 
     def _clean_up(self, launched: Launched, reason: str) -> None:
-        retire(self._store, launched.deployment, reason=reason)
+        retire(self._store, launched.deployment, reason=reason, drain=False)
         _exit_code(launched)
 
     def _recorded_state(self, deployment: Deployment) -> State | None:
@@ -199,8 +200,12 @@ class Session:
 
 
 def _exit_code(launched: Launched) -> int | None:
-    """The server's exit code once it has ended; collects it. None when it is not our child."""
-    return launched.server.wait(STOP_MARGIN_S) if launched.server is not None else None
+    """The exit code of a server that has ended; collects it. None when it is not our child."""
+    return launched.server.wait(COLLECT_TIMEOUT_S) if launched.server is not None else None
+
+
+def _stopped_early(deployment: Deployment) -> StartFailed:
+    return StartFailed(f"{deployment.name} was stopped by another command while it was starting")
 
 
 def _exit_text(code: int | None) -> str:

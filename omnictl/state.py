@@ -10,7 +10,6 @@ Records only; whether the process of a record lives is asked of the kernel. Star
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -22,10 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-from omnictl import settings
+from omnictl import output, settings
+from omnictl.locks import exclusive
 from omnictl.processes import ProcessId
 from runtime.errors import ConfigError, EnvironmentProblem, NotRunning, OmniError, Unavailable
 
+LOCK_TIMEOUT_S = 15.0
+"""Longer than a launch takes; a `down` that drains may take more, and then the next command says who is at work."""
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -179,29 +181,15 @@ class Store:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Held for the short time in which a deployment is created, changed or removed; never waited for."""
+        """Held while a deployment is created, changed or removed. Unavailable when another command keeps it."""
         path = self.root / "locks" / f"{check_name(name)}.lock"
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            path.touch(mode=0o600)
         except OSError as error:
             raise _unusable(path, error) from error
-        try:
-            self._hold(fd, name)
+        with exclusive(path, LOCK_TIMEOUT_S, output.note, Unavailable):
             yield
-        finally:
-            os.close(fd)
-
-    def _hold(self, fd: int, name: str) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise Unavailable(
-                f"another omnictl (pid {holder}) is changing deployment {name!r}", hint="try again in a moment"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
 
     def _unknown(self, name: str) -> NotRunning:
         names = self.names()

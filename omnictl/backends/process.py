@@ -21,8 +21,6 @@ from omnictl.state import Deployment
 from runtime.errors import EnvironmentProblem
 
 MARKER_VARIABLE = "OMNICTL_DEPLOYMENT"
-STOP_MARGIN_S = 30.0
-"""On top of the drain time that the plan grants to running requests: closing connections, ending workers."""
 KILL_TIMEOUT_S = 5.0
 ORPHAN_TIMEOUT_S = 3.0
 """How long workers of a dead server may take to leave by themselves."""
@@ -85,15 +83,15 @@ def processes_of(folder: Path, server: ProcessId | None = None) -> list[ProcessI
     return [process for process in found if process != server]
 
 
-def stop(deployment: Deployment, folder: Path, *, drain_timeout_s: float, hurry_fd: int | None = None) -> StopReport:
-    """Drain the server if it lives, then make sure that no process or shared memory of the deployment is left.
+def stop(deployment: Deployment, folder: Path, *, timeout_s: float, hurry_fd: int | None = None) -> StopReport:
+    """Ask the server to drain and kill it after the time; then make sure that nothing of the deployment is left.
 
     `hurry_fd`: when it becomes readable the drain is cut short. Raises EnvironmentProblem when something stays.
     """
     server = deployment.process
     was_alive = server.is_alive()
     others = processes_of(folder, server)
-    killed = _drain(server, drain_timeout_s + STOP_MARGIN_S, hurry_fd)
+    killed = _drain(server, timeout_s, hurry_fd)
     killed += end_leftovers(folder, others)
     # With all our processes gone, a port that is held has been taken by somebody else: told, not an error.
     port_free = not ports.is_bound(deployment.host, deployment.port)

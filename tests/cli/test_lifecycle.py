@@ -27,14 +27,21 @@ def test_a_signal_during_the_start_stops_what_was_started(tool: Tool, number: si
     assert not is_bound("127.0.0.1", port)
 
 
-def test_attached_until_ctrl_c(tool: Tool) -> None:
-    started = tool.start("up", RECIPE)
+SLOW_WORDS = ("--set", "stages.think.engine_settings.interval_s=0.1")
+"""32 words at 100 ms: a request takes 3 s."""
+
+
+def test_attached_until_ctrl_c_which_lets_a_running_request_finish(tool: Tool) -> None:
+    started = tool.start("up", RECIPE, *SLOW_WORDS)
     started.until("Ctrl-C stops it")
     assert "curl http://127.0.0.1:" in started.stdout
     port = tool.store.load(RECIPE).port
-    following = tool.start("logs", "-f")
+    following, chatting = tool.start("logs", "-f"), tool.start("chat", "hello")
     following.until("ready after")
+    chatting.until("word3")
     started.signal(signal.SIGINT)
+    chatting.ends(0)
+    assert "word31" in chatting.stdout
     started.ends(0)
     assert "is stopped" in started.stderr
     following.ends(0)
@@ -44,28 +51,17 @@ def test_attached_until_ctrl_c(tool: Tool) -> None:
     assert not is_bound("127.0.0.1", port)
 
 
-def test_ctrl_c_lets_a_running_request_finish_and_twice_does_not(tool: Tool) -> None:
-    """The chain makes 32 words; at 100 ms each a request takes 3 s."""
-    slow = ("--set", "stages.think.engine_settings.interval_s=0.1")
-    started = tool.start("up", RECIPE, *slow)
+def test_ctrl_c_twice_does_not_let_it_finish(tool: Tool) -> None:
+    started = tool.start("up", RECIPE, *SLOW_WORDS)
     started.until("Ctrl-C stops it")
-    patient = tool.start("chat", "hello")
-    patient.until("word3")
+    chatting = tool.start("chat", "hello")
+    chatting.until("word3")
     started.signal(signal.SIGINT)
-    patient.ends(0)
-    assert "word31" in patient.stdout
-    started.ends(0)
-
-    again = tool.start("up", RECIPE, *slow)
-    again.until("Ctrl-C stops it")
-    cut = tool.start("chat", "hello")
-    cut.until("word3")
-    again.signal(signal.SIGINT)
-    again.until("once more ends it at once")
-    again.signal(signal.SIGINT)
-    again.ends(130)
-    assert cut.process.wait(10) == 11
-    assert "word31" not in cut.stdout
+    started.until("once more ends it at once")
+    started.signal(signal.SIGINT)
+    started.ends(130)
+    chatting.ends(11)
+    assert "word31" not in chatting.stdout
     assert tool.left_over() == []
 
 
@@ -81,7 +77,7 @@ def test_a_killed_server_is_told_while_attached(tool: Tool) -> None:
     assert not any(identify(pid) for pid in workers)
     (listed,) = tool.json("ps")["deployments"]
     assert listed["state"] == "failed"
-    tool.up()
+    assert "killed by SIGKILL" in listed["reason"]
 
 
 def test_a_killed_detached_server_is_reported_and_replaced(tool: Tool) -> None:

@@ -44,17 +44,14 @@ def grandchild(parent: subprocess.Popen[bytes]) -> ProcessId:
 
 def test_an_obedient_server_is_not_killed(spawn: Spawn, folder: Path) -> None:
     child, record = server(spawn, folder, OBEDIENT)
-    report = process.stop(record, folder, drain_timeout_s=20)
+    report = process.stop(record, folder, timeout_s=20)
     assert (report.was_alive, report.killed, report.port_free) == (True, (), True)
     assert child.wait(5) == -signal.SIGTERM
 
 
-def test_a_stubborn_server_is_killed_at_the_deadline(
-    spawn: Spawn, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "STOP_MARGIN_S", 0.5)
+def test_a_stubborn_server_is_killed_at_the_deadline(spawn: Spawn, folder: Path) -> None:
     child, record = server(spawn, folder, STUBBORN)
-    assert process.stop(record, folder, drain_timeout_s=0).killed == (child.pid,)
+    assert process.stop(record, folder, timeout_s=0.5).killed == (child.pid,)
     assert child.wait(5) == -signal.SIGKILL
 
 
@@ -63,7 +60,7 @@ def test_hurry_cuts_the_drain_short(spawn: Spawn, folder: Path) -> None:
     read_fd, write_fd = os.pipe()
     threading.Timer(0.3, os.write, (write_fd, b"!")).start()
     began = time.monotonic()
-    assert process.stop(record, folder, drain_timeout_s=60, hurry_fd=read_fd).killed == (child.pid,)
+    assert process.stop(record, folder, timeout_s=60, hurry_fd=read_fd).killed == (child.pid,)
     assert time.monotonic() - began < 20
     os.close(read_fd)
     os.close(write_fd)
@@ -80,7 +77,7 @@ def test_workers_that_stay_behind_are_ended(
     if killed_before:
         parent.kill()
         parent.wait(5)
-    report = process.stop(record, folder, drain_timeout_s=5)
+    report = process.stop(record, folder, timeout_s=5)
     assert report.was_alive is not killed_before
     assert report.killed == (orphan.pid,)
     assert identify(orphan.pid) is None
@@ -90,7 +87,7 @@ def test_workers_that_stay_behind_are_ended(
 def test_a_process_that_got_the_pid_later_is_not_touched(spawn: Spawn, folder: Path) -> None:
     foreign = spawn(OBEDIENT)
     reused = ProcessId(pid=foreign.pid, start_ticks=1, boot_id=identity(foreign.pid).boot_id)
-    report = process.stop(deployment("one", reused), folder, drain_timeout_s=5)
+    report = process.stop(deployment("one", reused), folder, timeout_s=5)
     assert (report.was_alive, report.killed) == (False, ())
     assert foreign.poll() is None
 
@@ -98,7 +95,7 @@ def test_a_process_that_got_the_pid_later_is_not_touched(spawn: Spawn, folder: P
 def test_a_port_that_others_took_is_told_and_not_an_error(spawn: Spawn, folder: Path, listener: Listen) -> None:
     child = spawn(OBEDIENT)
     record = deployment("one", identity(child.pid), port=listener())
-    assert process.stop(record, folder, drain_timeout_s=5).port_free is False
+    assert process.stop(record, folder, timeout_s=5).port_free is False
 
 
 def test_the_sweep_takes_files_of_dead_owners_only(tmp_path: Path) -> None:

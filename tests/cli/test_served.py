@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import wave
 from collections.abc import Iterator
@@ -176,3 +177,11 @@ def test_doctor_sees_the_deployment(tool: Tool) -> None:
     findings: list[dict[str, Any]] = tool.json("doctor", code=0)["findings"]
     (row,) = [f for f in findings if f["group"] == "deployments"]
     assert (row["name"], row["level"]) == (RECIPE, "OK")
+
+
+def test_ctrl_c_during_an_answer(tool: Tool) -> None:
+    started = tool.start("chat", "hello")
+    started.until("word1")
+    started.signal(signal.SIGINT)
+    started.ends(130)
+    assert "word31" not in started.stdout

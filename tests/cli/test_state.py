@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from omnictl import state
 from omnictl.state import DamagedState, State, Store, write_atomically
 from runtime.errors import ConfigError, EnvironmentProblem, NotRunning, Unavailable
 from tests.cli.conftest import Spawn, deployment, identity
@@ -87,13 +88,16 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["record"]
 
 
-def test_a_lock_is_refused_while_another_process_holds_it(store: Store, spawn: Spawn) -> None:
+def test_a_lock_is_waited_for_until_its_deadline(
+    store: Store, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(state, "LOCK_TIMEOUT_S", 0.3)
     code = (
         "from omnictl.state import Store\nimport sys, time\n"
         "with Store().lock('one'):\n    print('up', flush=True)\n    time.sleep(60)"
     )
     child = spawn(code)
-    with pytest.raises(Unavailable, match=f"pid {child.pid}"), store.lock("one"):
+    with pytest.raises(Unavailable, match=f"process {child.pid}"), store.lock("one"):
         pass
     with store.lock("two"):
         pass
@@ -101,6 +105,7 @@ def test_a_lock_is_refused_while_another_process_holds_it(store: Store, spawn: S
     child.wait(10)
     with store.lock("one"):
         pass
+    assert f"waiting for process {child.pid}" in capsys.readouterr().err
 
 
 def test_a_record_of_another_run_is_not_changed(store: Store, spawn: Spawn) -> None:

@@ -79,7 +79,8 @@ class Tool:
     def close(self) -> None:
         for started in self._foreground:
             started.close()
-        self.run("down", "--all")
+        if self.store.names():
+            self.run("down", "--all")
         assert self.left_over() == []
         assert self.store.names() == []
 
