@@ -73,6 +73,8 @@ class StageLoop:
         self._inbox, self._outbox, self._exchange = inbox, outbox, exchange
         self._server = Target(CLIENT_EDGE, "", "chunked", "", server, 1)
         self._jobs: dict[str, _Job] = {}
+        self._owing: set[str] = set()
+        """Requests whose job owes credit."""
         self._parking, self._ended = Parking(), EndedRequests()
         self._outgoing = Outgoing(stage=stage, reply=inbox.address, outbox=outbox, exchange=exchange, failed=self._fail)
         self._draining = False
@@ -128,9 +130,8 @@ class StageLoop:
         self._steps += 1
         for output in outputs:
             self._emit(output)
-        for request_id, job in self._jobs.items():
-            if job.owed and self.engine.consumed(request_id):
-                self._pay(job)
+        for request_id in [r for r in self._owing if self.engine.consumed(r)]:
+            self._pay(request_id, self._jobs[request_id])
 
     def _take_snapshot(self) -> None:
         self._snapshot = dict(self.engine.stats())
@@ -200,8 +201,9 @@ class StageLoop:
         self.engine.feed(piece.request_id, payload)
         if piece.reply:
             job.owed.append(piece)
+            self._owing.add(piece.request_id)
             if self.engine.consumed(piece.request_id):
-                self._pay(job)
+                self._pay(piece.request_id, job)
 
     # ---- what goes out -------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class StageLoop:
             for target in job.targets:
                 if target.edge != CLIENT_EDGE:
                     self._post(request_id, job, target, Payload(target.payload, request_id), last=True)
-        self._pay(job)
+        self._pay(request_id, job)
         self._jobs.pop(request_id, None)
         self._ended.add(request_id, job.epoch)
         error = end.error.to_fields() if end.error is not None else None
@@ -273,10 +275,11 @@ class StageLoop:
     def _drop(self, request_id: str, job: _Job) -> None:
         self.engine.abort(request_id)
         del self._jobs[request_id]
-        self._pay(job)
+        self._pay(request_id, job)
         self._outgoing.forget(request_id)
 
-    def _pay(self, job: _Job) -> None:
+    def _pay(self, request_id: str, job: _Job) -> None:
+        self._owing.discard(request_id)
         for piece in job.owed:
             self._outbox.send(piece.reply, Credit(piece.edge, piece.ref))
         job.owed.clear()

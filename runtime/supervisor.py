@@ -193,6 +193,8 @@ class Supervisor:
         managed.all_ready.clear()
         managed.started_s = managed.progress_s = managed.beat_s = time.monotonic()
         process = managed.process = await self._spawn(managed)
+        if self._stop.is_set():
+            self._kill(managed, "stopped while it was starting")
         exited = asyncio.create_task(process.wait())
         try:
             await self._until_ready(managed, exited)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -50,16 +51,16 @@ async def test_whole_edges_wait_for_the_producer(tmp_path: Path) -> None:
 
 
 async def test_text_only_leaves_the_speech_stages_alone(tmp_path: Path) -> None:
+    warm = {"ear": 2, "think": 3, "talk": 2, "wave": 2}
     async with deployed(sim_plan(), tmp_path) as deployment:
-        before = {row["stage"]: row["requests"] for row in deployment.status()["stages"]}
+        await until(lambda: rows(deployment) == warm, 5, deployment)
         for _ in range(3):
             events = await ask(deployment, spec(modalities=[TEXT]))
             assert isinstance(events[-1], Done)
             assert set(events[-1].usage) == {"think"}
-        await until(lambda: rows(deployment)["think"] >= before["think"] + 3, 5, deployment)
-        after = rows(deployment)
-    # the warm-up reached every stage; the beats of talk and wave have reported that by now
-    assert (after["ear"], after["talk"], after["wave"]) == (2, 2, 2)
+        asked_s = time.monotonic()
+        await until(lambda: all(m.beat_s > asked_s for m in deployment.supervisor._managed.values()), 5, deployment)
+        assert rows(deployment) == warm | {"think": 6}
 
 
 def rows(deployment: object) -> dict[str, int]:
