@@ -32,10 +32,13 @@ def example_request(deployment: Deployment, tasks: Iterable[str]) -> str | None:
 
 
 def _key_header(deployment: Deployment) -> list[str]:
-    """With the variable, not the key: the line is meant to be copied, and may be logged."""
+    """Where the key is, not the key: the line is meant to be copied, and may be logged."""
     if deployment.api_keys_sha256 is None:
         return []
-    return ["-H", f'"Authorization: Bearer ${settings.API_KEY_VARIABLE}"']
+    key = f"${settings.API_KEY_VARIABLE}"
+    if deployment.api_key_file is not None:
+        key = f"$(grep -m 1 . {shlex.quote(deployment.api_key_file)})"
+    return ["-H", f'"Authorization: Bearer {key}"']
 
 
 def _arguments(task: str, model: str) -> list[str]:

@@ -45,8 +45,7 @@ class Session:
         """The exit code. Raises StartFailed, PortInUse, StageDied and what `launch` raises."""
         with Interrupts() as interrupts:
             if not wait:
-                self._announce(launch(self._store, self._wanted).deployment, "starting")
-                return 0
+                return self._do_not_wait()
             launched, wait_result = self._start(interrupts)
             if launched.server is None:
                 return self._joined(launched.deployment, wait_result, interrupts)
@@ -58,6 +57,12 @@ class Session:
             return 0 if detach else self._attend(launched, interrupts)
 
     # ---- start ---------------------------------------------------------------------------------------
+
+    def _do_not_wait(self) -> int:
+        launched = launch(self._store, self._wanted)
+        state = "starting" if launched.server is not None else "already started"
+        self._announce(launched.deployment, state)
+        return 0
 
     def _start(self, interrupts: Interrupts) -> tuple[Launched, Wait]:
         """Launch and wait; again on another port when the chosen one was taken before the server bound it."""

@@ -41,7 +41,7 @@ def command(
     elif explain:
         _print_sources(plan)
     else:
-        _print_plan(recipe, machine, plan)
+        print_plan(recipe, machine, plan)
 
 
 def _print_sources(plan: Plan) -> None:
@@ -50,7 +50,7 @@ def _print_sources(plan: Plan) -> None:
     output.print_table(("key", "value", "source"), explain(plan))
 
 
-def _print_plan(recipe: Recipe, machine: Hardware, plan: Plan) -> None:
+def print_plan(recipe: Recipe, machine: Hardware, plan: Plan) -> None:
     output.print_facts(
         {
             "recipe": f"{recipe.path} (found by {recipe.matched})",

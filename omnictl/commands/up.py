@@ -68,6 +68,7 @@ def command(
 def _show_plan(store: Store, prepared: Prepared, port: int, *, as_json: bool) -> None:
     """The plan, and the very command that would be run."""
     from omnictl.backends.process import server_command
+    from omnictl.commands.plan import print_plan
 
     wanted, plan = prepared.wanted, prepared.plan
     command = server_command(store.folder(wanted.name), wanted.host, port)
@@ -75,9 +76,5 @@ def _show_plan(store: Store, prepared: Prepared, port: int, *, as_json: bool) ->
         document = {"name": wanted.name, "host": wanted.host, "port": port, "command": command}
         output.print_json({**document, "plan": plan.model_dump(mode="json")})
         return
-    rows = [
-        (process.name, ", ".join(r.stage for r in process.replicas), ", ".join(process.devices))
-        for process in plan.processes
-    ]
-    output.print_table(("process", "stages", "devices"), rows, title=f"{plan.name} on {plan.placement}")
+    print_plan(prepared.recipe, prepared.machine, plan)
     output.write(f"\n{shlex.join(command)}\n")

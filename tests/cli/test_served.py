@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 from omnictl.client import Client
 from runtime.errors import InvalidRequest, ModelNotFound
-from tests.cli.tool import COMMAND, RECIPE, Tool, until
+from tests.cli.tool import COMMAND, RECIPE, Tool, run_printed_request, until
 
 NAME = "omnictl_terminals_total"
 ANSWER = "".join(f"word{n} " for n in range(32))
@@ -50,9 +49,8 @@ def test_ps(tool: Tool) -> None:
 
 
 def test_the_printed_request_can_be_copied(tool: Tool) -> None:
-    request = next(line for line in tool.run("up", RECIPE).stdout.splitlines() if line.startswith("curl"))
-    done = subprocess.run(f"{request} --noproxy '*' --silent", shell=True, capture_output=True, timeout=30, check=True)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == ANSWER
+    answer = run_printed_request(tool.run("up", RECIPE).stdout)
+    assert answer["choices"][0]["message"]["content"] == ANSWER
 
 
 def test_the_same_again_is_reported_and_anything_else_is_refused(tool: Tool) -> None:

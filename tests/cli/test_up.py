@@ -16,9 +16,7 @@ import pytest
 from omnictl import settings
 from omnictl.ports import is_bound
 from tests.cli.conftest import Listen
-from tests.cli.tool import RECIPE, Tool, until
-
-SLOW_LOAD = ("--set", "stages.talk.engine_settings.load_s=30")
+from tests.cli.tool import RECIPE, Tool, run_printed_request, until
 
 
 def test_two_deployments_side_by_side(tool: Tool) -> None:
@@ -134,12 +132,14 @@ def test_a_public_bind_needs_a_key_and_the_key_stays_secret(tool: Tool, tmp_path
     # Proxies that lead nowhere: nothing on this machine may be asked through them.
     proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://192.0.2.1:9")
     served = tool.up("--host", "0.0.0.0", "--api-key-file", str(key_file), environment=proxies)
+    again = tool.run("up", RECIPE, "--host", "0.0.0.0", "--api-key-file", str(key_file))
     assert served["url"].startswith("http://127.0.0.1:")
     assert httpx.get(f"{served['url']}/v1/models", trust_env=False).status_code == 401
     headers = {"Authorization": "Bearer second-secret"}
     assert httpx.get(f"{served['url']}/v1/models", headers=headers, trust_env=False).status_code == 200
     assert tool.run("chat", "hello", environment=proxies).stdout.startswith("word0")  # the file is remembered
     assert tool.json("ps")["deployments"][0]["state"] == "ready"
+    assert run_printed_request(again.stdout)["choices"][0]["message"]["content"].startswith("word0")
     denied = tool.run("chat", "hello", code=2, environment={"OMNICTL_API_KEY": "wrong"})
     assert "OMNICTL_API_KEY" in denied.stderr
     arguments = Path(f"/proc/{served['pid']}/cmdline").read_bytes()

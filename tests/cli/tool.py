@@ -132,3 +132,11 @@ def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[by
         assert time.monotonic() < deadline, what
         assert process is None or process.poll() is None or condition(), what
         time.sleep(0.02)
+
+
+def run_printed_request(output: str) -> dict[str, Any]:
+    """The answer to the curl command in the output of `up`, copied as it is."""
+    request = next(line for line in output.splitlines() if line.startswith("curl"))
+    done = subprocess.run(f"{request} --noproxy '*' --silent", shell=True, capture_output=True, timeout=30, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
