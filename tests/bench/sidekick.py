@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -157,6 +159,16 @@ def memory_bytes(process: psutil.Process) -> tuple[int, int]:
     return info.rss, info.pss
 
 
+def help_s() -> float:
+    """Seconds of `omnictl --help` as a process of its own."""
+    times = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        subprocess.run([sys.executable, "-P", "-m", "omnictl", "--help"], capture_output=True, check=True, timeout=30)
+        times.append(time.perf_counter() - began_s)
+    return median(times)
+
+
 def start_section(running: Sidekick, up_s: float) -> Section:
     server = psutil.Process(next(iter(running.stages().values()))["pid"]).parent()
     assert server is not None
@@ -169,7 +181,10 @@ def start_section(running: Sidekick, up_s: float) -> Section:
     rows.append(("all", *(f"{total / 2**20:.0f}" for total in totals)))
     return Section(
         heading="Start and memory",
-        about=f"`omnictl up sidekick -d` with the weights cached took {up_s:.1f} s, warm-up requests included.",
+        about=(
+            f"`omnictl up sidekick -d` with the weights cached took {up_s:.1f} s, warm-up requests included. "
+            f"`omnictl --help` took {help_s():.2f} s (median of 5)."
+        ),
         columns=("process", "resident, MiB", "proportional, MiB"),
         rows=rows,
     )
