@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import soundfile
 
 from runtime.engines.base import End, LoadContext, StageWork
 from runtime.engines.module import ModuleEngine
 from runtime.payload import Payload
 from runtime.plan import EngineKind, MemoryBudget, StagePlan
+
+FloatArray = npt.NDArray[np.float32]
+
+SENTENCES = (
+    "Hello, I am your assistant.",
+    "The capital of France is Paris, and it is a large city.",
+    "If you want to learn more, please ask me; I am happy to help.",
+    "The quick brown fox jumps over the lazy dog.",
+    "My name is Alice, and I live in a small town near the sea.",
+    "She sells apples, honey and cheese on Saturday mornings.",
+    "Please close the window, because it is getting cold outside.",
+    "We will meet Dr. Smith at the station in the morning.",
+    "Speech is produced frame by frame, so that it can be streamed.",
+    "Why is the sky blue? It is blue because of scattering.",
+)
 
 
 def load_context(stage: str, weights_dir: Path | None = None, **program_settings: Any) -> LoadContext:
@@ -44,7 +61,7 @@ class Outcome:
     end: End
 
     @property
-    def samples(self) -> npt.NDArray[np.float32]:
+    def samples(self) -> FloatArray:
         parts = [p.tensors["samples"] for p in self.payloads]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
@@ -78,3 +95,21 @@ def run_request(program: Any, inputs: Sequence[Payload], **params: Any) -> Outco
 def hand_over(payloads: Sequence[Payload], kind: str) -> list[Payload]:
     """Outputs of a stage as the next one gets them: then an empty piece that is the last, as the stage loop sends."""
     return [*payloads, Payload(kind, "", last=True)]
+
+
+def clip(
+    samples: npt.NDArray[Any],
+    rate_hz: int = 24_000,
+    *,
+    container: str = "WAV",
+    index: int = 0,
+    last: bool = True,
+) -> Payload:
+    out = io.BytesIO()
+    soundfile.write(out, samples, rate_hz, format=container)
+    data = np.frombuffer(out.getvalue(), np.uint8)
+    return Payload("media", "", meta={"index": index, "format": container.lower()}, last=last, tensors={"data": data})
+
+
+def snr_db(wanted: FloatArray, got: FloatArray) -> float:
+    return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import string
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-import soundfile
 from hibari import Hibari, dsp
 
 from runtime.errors import InvalidRequest, UnsupportedMedia
@@ -24,25 +22,25 @@ from runtime.programs.sidekick.ear import Ear
 from runtime.programs.sidekick.synthesis import HOP, SAMPLE_RATE_HZ
 from runtime.programs.sidekick.talker import Talker
 from runtime.settings import weights_dir
-from tests.speech import Outcome, hand_over, load_context, run_request, run_requests, texts, work
+from tests.golden.float_network import float_network
+from tests.speech import (
+    SENTENCES,
+    Outcome,
+    clip,
+    hand_over,
+    load_context,
+    run_request,
+    run_requests,
+    snr_db,
+    texts,
+    work,
+)
 from tests.unit.test_synthesis import NoiseByFrame
 
 pytestmark = pytest.mark.weights
 
 FloatArray = npt.NDArray[np.float32]
 
-SENTENCES = (
-    "Hello, I am your assistant.",
-    "The capital of France is Paris, and it is a large city.",
-    "If you want to learn more, please ask me; I am happy to help.",
-    "The quick brown fox jumps over the lazy dog.",
-    "My name is Alice, and I live in a small town near the sea.",
-    "She sells apples, honey and cheese on Saturday mornings.",
-    "Please close the window, because it is getting cold outside.",
-    "We will meet Dr. Smith at the station in the morning.",
-    "Speech is produced frame by frame, so that it can be streamed.",
-    "Why is the sky blue? It is blue because of scattering.",
-)
 STORY = (
     "The history of the town begins with a small harbor on the northern coast. Over time a market grew around the"
     " harbor, and with it came bakers and teachers. In the middle of the century a long bridge was built across the"
@@ -73,20 +71,6 @@ def say(mouth: Talker, vocoder: Code2Wav, *deltas: str, seed: int = 1, **params:
     return run_request(vocoder, hand_over(spoken.payloads, "latents"), seed=seed).samples
 
 
-def clip(
-    samples: npt.NDArray[Any],
-    rate_hz: int = SAMPLE_RATE_HZ,
-    *,
-    container: str = "WAV",
-    index: int = 0,
-    last: bool = True,
-) -> Payload:
-    out = io.BytesIO()
-    soundfile.write(out, samples, rate_hz, format=container)
-    data = np.frombuffer(out.getvalue(), np.uint8)
-    return Payload("media", "", meta={"index": index, "format": container.lower()}, last=last, tensors={"data": data})
-
-
 def hear(listener: Ear, *clips: Payload, **params: Any) -> Outcome:
     return run_request(listener, clips, **params)
 
@@ -99,10 +83,6 @@ def words(text: str) -> str:
 def error_rate(expected: str | Sequence[str], heard: str | Sequence[str]) -> float:
     as_list = [[text] if isinstance(text, str) else list(text) for text in (expected, heard)]
     return float(jiwer.wer(*([words(text) for text in texts_] for texts_ in as_list)))
-
-
-def snr_db(wanted: FloatArray, got: FloatArray) -> float:
-    return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))
 
 
 # ---- understood ----------------------------------------------------------------------------------------
@@ -194,6 +174,17 @@ def test_chunks_differ_from_the_whole_by_what_int8_does(mouth: Talker, vocoder: 
         whole, chunked = (run_request(program, latents, seed=1).samples for program in (one_chunk, vocoder))
         assert len(whole) == len(chunked)
         assert snr_db(whole, chunked) > 20
+
+
+def test_in_float_chunks_equal_the_whole(mouth: Talker) -> None:
+    """So int8 scales are all that differs in the test before."""
+    network = float_network(weights_dir() / "sidekick/voice/code2wav.onnx")
+    latents = hand_over(run_request(mouth, texts(" ".join(SENTENCES[:4]))).payloads, "latents")
+    whole, chunked = (
+        run_request(Code2Wav(network, settings), latents, seed=1).samples
+        for settings in (Code2WavSettings(first_chunk_frames=5000, steady_chunk_frames=5000), Code2WavSettings())
+    )
+    np.testing.assert_allclose(chunked, whole, atol=1e-5)
 
 
 def test_no_clicks_where_chunks_and_clauses_join(mouth: Talker, vocoder: Code2Wav) -> None:
