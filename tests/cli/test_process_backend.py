@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from omnictl.backends import process
+from omnictl.ports import first_free_port
 from omnictl.processes import ProcessId, identify
 from omnictl.state import Deployment, Store
 from runtime.errors import EnvironmentProblem
@@ -34,7 +35,7 @@ def folder(store: Store) -> Path:
 
 def server(spawn: Spawn, folder: Path, code: str) -> tuple[subprocess.Popen[bytes], Deployment]:
     child = spawn(code, environment={process.MARKER_VARIABLE: str(folder)})
-    return child, deployment("one", identity(child.pid))
+    return child, deployment("one", identity(child.pid), port=first_free_port("127.0.0.1", ()))
 
 
 def grandchild(parent: subprocess.Popen[bytes]) -> ProcessId:
