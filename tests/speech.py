@@ -113,3 +113,15 @@ def clip(
 
 def snr_db(wanted: FloatArray, got: FloatArray) -> float:
     return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))
+
+
+class NoiseByFrame:
+    """Gives the library the numbers that we draw: it asks for all frames at once, bin by bin."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+
+    def standard_normal(self, shape: tuple[int, int], dtype: type) -> FloatArray:
+        num_bins, num_values = shape
+        drawn = self._generator.standard_normal((num_values // 2, 2 * num_bins), dtype=dtype).view(np.complex64)
+        return np.ascontiguousarray(drawn.T).view(np.float32)

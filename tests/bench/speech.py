@@ -24,8 +24,7 @@ from runtime.programs.sidekick.talker import Talker
 from runtime.settings import weights_dir
 from tests.bench.report import Section, write_page
 from tests.golden.float_network import float_network
-from tests.speech import SENTENCES, clip, hand_over, load_context, run_request, snr_db, texts, work
-from tests.unit.test_synthesis import NoiseByFrame
+from tests.speech import SENTENCES, NoiseByFrame, clip, hand_over, load_context, run_request, snr_db, texts, work
 
 WHOLE = Code2WavSettings(first_chunk_frames=10_000, steady_chunk_frames=10_000)
 CHUNKS = {

@@ -25,6 +25,7 @@ from runtime.settings import weights_dir
 from tests.golden.float_network import float_network
 from tests.speech import (
     SENTENCES,
+    NoiseByFrame,
     Outcome,
     clip,
     hand_over,
@@ -35,7 +36,6 @@ from tests.speech import (
     texts,
     work,
 )
-from tests.unit.test_synthesis import NoiseByFrame
 
 pytestmark = pytest.mark.weights
 

@@ -20,6 +20,7 @@ from runtime.programs.sidekick.synthesis import (
     Synthesizer,
     no_spectra,
 )
+from tests.speech import NoiseByFrame
 
 
 def make_frames(num_frames: int, seed: int = 0) -> tuple[Spectra, FloatArray]:
@@ -32,18 +33,6 @@ def make_frames(num_frames: int, seed: int = 0) -> tuple[Spectra, FloatArray]:
     ]
     f0 = np.where(rng.random(num_frames) < 0.7, 100 + 150 * rng.random(num_frames), -1.0)
     return Spectra(*spectra), f0.astype(np.float32)
-
-
-class NoiseByFrame:
-    """Gives the library the numbers that we draw: it asks for all frames at once, bin by bin."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.PCG64(seed))
-
-    def standard_normal(self, shape: tuple[int, int], dtype: type) -> FloatArray:
-        num_bins, num_values = shape
-        drawn = self._generator.standard_normal((num_values // 2, 2 * num_bins), dtype=dtype).view(np.complex64)
-        return np.ascontiguousarray(drawn.T).view(np.float32)
 
 
 def stream(
