@@ -26,7 +26,7 @@ from runtime.plan import Modality, Plan
 from runtime.requests import TERMINALS, Done, Failed, RequestSpec
 from runtime.settings import shm_dir
 from runtime.supervisor import Folders, Supervisor
-from runtime.sweep import NAME, new_arena_name, start_ticks, sweep_dead_owners
+from runtime.sweep import new_arena_name, sweep_dead_folders, sweep_dead_owners
 from runtime.telemetry import Telemetry
 from runtime.warmup import warm_up_requests
 
@@ -43,8 +43,8 @@ class Deployment:
         self.phase = "starting"
         self.failure: OmniError | None = None
         self._started_s = time.monotonic()
-        _remove_dead_folders()
         sweep_dead_owners(shm_dir())
+        sweep_dead_folders()
         self._folder = Path(tempfile.gettempdir()) / f"{new_arena_name()}-0"
         self._folder.mkdir(mode=0o700)
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -117,10 +117,11 @@ class Deployment:
 
     async def drain(self) -> None:
         """Take nothing new and let the running requests end, within the plan's drain timeout."""
+        timeout_s = self.plan.limits.drain_timeout_s if self.phase == "ready" else 0.0  # nobody waits for a warm-up
         self.phase = "draining"
         if self._warming is not None:
             self._warming.cancel()
-        cut = await self.orchestrator.drain(self.plan.limits.drain_timeout_s)
+        cut = await self.orchestrator.drain(timeout_s)
         if cut:
             log.warning("%d requests were cut off", cut)
 
@@ -161,7 +162,7 @@ class Deployment:
         handle = await self.orchestrator.submit(spec)
         async for event in handle:
             if isinstance(event, Failed):
-                raise StartFailed(f"warm-up request ({what}) failed: {event.error}", hint=event.error.hint)
+                raise StartFailed(f"warm-up request ({what}) failed: {event.error}", hint="see the stage's log")
             if isinstance(event, TERMINALS) and not isinstance(event, Done):
                 raise StartFailed(f"warm-up request ({what}) was aborted")
 
@@ -173,11 +174,3 @@ class Deployment:
 
     def _on_hung(self, replica: Any, reason: str) -> None:
         self.supervisor.kill(replica, reason)
-
-
-def _remove_dead_folders() -> None:
-    """Socket folders of servers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob("omnictl-*"):
-        name = NAME.fullmatch(folder.name)
-        if name and folder.is_dir() and start_ticks(int(name["pid"])) != int(name["ticks"]):
-            shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,8 @@
 A file is called omnictl-<pid>-<start ticks>-<random>-<number>: the owner's pid and its start time from
 /proc, so that another process which got the same pid later is not taken for the owner. Knows nothing of what
 is in a file but its first bytes. Called at start-up of the server, and by `omnictl down` as
-`python -P -m runtime.sweep [FOLDER]`, which prints what was removed as JSON.
+`python -P -m runtime.sweep [FOLDER]`, which prints what was removed as JSON; both also remove the
+control-socket folders of dead servers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -124,6 +127,20 @@ def _unlink_unused(path: Path) -> bool:
         os.close(fd)
 
 
+def sweep_dead_folders() -> list[str]:
+    """Remove the control-socket folders of servers that are gone; returns their names."""
+    removed = []
+    for folder in Path(tempfile.gettempdir()).glob("omnictl-*"):
+        name = NAME.fullmatch(folder.name)
+        if name is None or start_ticks(int(name["pid"])) == int(name["ticks"]):
+            continue
+        facts = folder.lstat()
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder.name)
+    return removed
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         sys.stderr.write("usage: python -P -m runtime.sweep [FOLDER]\n")
@@ -133,7 +150,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as exc:
         sys.stderr.write(f"{exc}\n")
         return exc.exit_code
-    sys.stdout.write(json.dumps(asdict(swept)) + "\n")
+    sys.stdout.write(json.dumps(asdict(swept) | {"folders": sweep_dead_folders()}) + "\n")
     return 0
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def test_kill_9_of_the_server_takes_the_workers_along(tmp_path: Path) -> None:
     try:
         again.until_ready()
         assert ours_in_shared_memory(pids) == []
+        assert list(Path(tempfile.gettempdir()).glob(f"omnictl-{server.process.pid}-*")) == []
     finally:
         again.process.send_signal(signal.SIGTERM)
         again.process.wait(15)
