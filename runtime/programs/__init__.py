@@ -12,6 +12,8 @@ from runtime.engines.base import LoadContext, resolve
 from runtime.errors import ConfigError
 
 PROGRAMS: dict[str, str] = {
+    "qwen3_omni.thinker": "runtime.programs.qwen3_omni.thinker:load",
+    "qwen3_omni.talker": "runtime.programs.qwen3_omni.talker:load",
     "sidekick.ear": "runtime.programs.sidekick.ear:load",
     "sidekick.thinker": "runtime.programs.sidekick.thinker:load",
     "sidekick.talker": "runtime.programs.sidekick.talker:load",

@@ -65,7 +65,12 @@ def make_reference(model: Any, extractor: Any, name: str, **talker: Any) -> Refe
     inputs, text = {}, tokenizer.apply_chat_template(messages_of(name), add_generation_prompt=True, tokenize=False)
     if name == "audio":
         features = extractor(
-            [clip()], sampling_rate=SAMPLE_RATE_HZ, return_attention_mask=True, truncation=False, return_tensors="pt"
+            [clip()],
+            sampling_rate=SAMPLE_RATE_HZ,
+            return_attention_mask=True,
+            padding=True,
+            truncation=False,
+            return_tensors="pt",
         )
         num_tokens = _num_audio_tokens(features["attention_mask"])
         text = text.replace("<|audio_pad|>", "<|audio_pad|>" * num_tokens)

@@ -191,6 +191,9 @@ def _thinker(tokenizer: Qwen2TokenizerFast) -> dict[str, Any]:
             "d_model": 64,
             "output_dim": THINKER_HIDDEN,
             "downsample_hidden_size": 16,
+            "n_window": 50,
+            "n_window_infer": 800,
+            "conv_chunksize": 500,
             "initializer_range": SPREAD,
         },
         "vision_config": {

@@ -1,4 +1,5 @@
-"""Every touch of vLLM's inside is in this file; tests/golden/test_ar_compat.py fails when vLLM changes one.
+"""Every touch of vLLM's inside is here, or in compat_*.py for model runners and schedulers;
+tests/golden/test_ar_compat.py, test_ar_hidden.py and test_ar_gate.py fail when vLLM changes one.
 
 `Core` is one vLLM engine in this process: scheduler, paged KV cache and model runner, driven step by step.
 Knows no stages and no programs. Imported by engine.py after environment.prepare_process().
@@ -20,10 +21,12 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
 from vllm.model_executor.models import registry
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from runtime.engines.ar.compat_scheduler import REQUEST_ID, WANTS_ROWS, GatedScheduler, StageScheduler
+from runtime.engines.ar.inputs import InputRows
+from runtime.engines.ar.program import Prompt
 from runtime.engines.ar.sampling import Sampling
 from runtime.errors import ConfigError, EnvironmentProblem, InvalidRequest, Overloaded, StageError, WeightsError
 
@@ -32,18 +35,6 @@ RETRY_AFTER_S = 1.0
 MAX_REASON_CHARS = 400
 """vLLM's reasons may list every model that it knows."""
 SETTINGS_HINT = "change the stage's engine_settings or its cache with --set, or in the recipe"
-
-
-class StageScheduler(Scheduler):
-    """vLLM's scheduler that also counts preemptions, which vLLM itself tells only through its metrics."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.num_preemptions = 0
-
-    def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
-        self.num_preemptions += 1
-        super()._preempt_request(*args, **kwargs)
 
 
 FIXED_ARGUMENTS: dict[str, Any] = {
@@ -62,6 +53,16 @@ class CoreOutput:
     token_ids: list[int]
     num_cached_tokens: int
     reason: str | None
+    tensors: Mapping[str, torch.Tensor]
+    """What the model runner tapped for these tokens, if it taps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt in vLLM's form, media preprocessed. token_ids: each placeholder as long as its medium."""
+
+    token_ids: list[int]
+    engine_input: Any
 
 
 class Core:
@@ -79,11 +80,16 @@ class Core:
             self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self._core = self._engine.engine_core.engine_core
         self._scheduler: StageScheduler = self._core.scheduler
+        self._runner = self._core.model_executor.driver_worker.worker.model_runner
+        self._tapped: dict[str, dict[str, torch.Tensor]] = getattr(self._runner, "tapped", {})
+        self._inputs: dict[str, InputRows] = {}
+        if isinstance(self._scheduler, GatedScheduler):
+            self._scheduler.inputs = self._runner.inputs = self._inputs
 
     @property
     def tokenizer(self) -> Any:
-        """The transformers tokenizer of the model's folder."""
-        return self._engine.get_tokenizer()
+        """The transformers tokenizer of the model's folder; None for a model that is loaded without."""
+        return None if self._engine.model_config.skip_tokenizer_init else self._engine.get_tokenizer()
 
     @property
     def max_model_len(self) -> int:
@@ -94,49 +100,75 @@ class Core:
         return self._scheduler.num_preemptions
 
     @property
+    def num_held(self) -> int:
+        """Requests that waited for an input row, summed over steps."""
+        return getattr(self._scheduler, "num_held", 0)
+
+    @property
     def counts(self) -> tuple[int, int]:
         """(running, waiting)"""
         return self._scheduler.get_request_counts()
 
-    def add(self, request_id: str, token_ids: list[int], sampling: Sampling) -> None:
+    def render(self, prompt: Prompt) -> Rendered:
+        """Preprocess a prompt's media. InvalidRequest when vLLM refuses them."""
+        if not prompt.media:
+            token_ids = list(prompt.token_ids)
+            return Rendered(token_ids, {"type": "token", "prompt_token_ids": token_ids})
+        given = {"prompt_token_ids": list(prompt.token_ids), "multi_modal_data": dict(prompt.media)}
+        with translated():
+            (engine_input,) = self._engine.renderer.render_cmpl([given])
+        return Rendered(list(engine_input["prompt_token_ids"]), engine_input)
+
+    def add(self, request_id: str, rendered: Rendered, prompt: Prompt, sampling: Sampling) -> None:
         """Queue a generation. InvalidRequest when vLLM refuses it, which then leaves nothing behind."""
-        prompt = {"type": "token", "prompt_token_ids": list(token_ids)}
+        params = _sampling_params(sampling)
+        params.extra_args = {REQUEST_ID: request_id, WANTS_ROWS: prompt.wants_rows}
+        params.stop_token_ids, params.detokenize = list(prompt.stop_token_ids), prompt.inputs is None
+        if prompt.inputs is not None:
+            self._inputs[request_id] = prompt.inputs
+            prompt.inputs.seed(sampling.seed if sampling.temperature > 0 else None)
         with translated():
             try:
-                self._engine.add_request(request_id, prompt, _sampling_params(sampling))
+                self._engine.add_request(request_id, rendered.engine_input, params)
             except Exception:
                 self.abort(request_id)
                 raise
 
     def abort(self, request_id: str) -> None:
         self._engine.abort_request([request_id])
+        self._tapped.pop(request_id, None)
+        self._inputs.pop(request_id, None)
 
     def has_work(self) -> bool:
-        """Also true when a request ended and the model runner has not been told yet; a step tells it."""
-        return self._scheduler.has_requests()
+        """False when every request waits for an input row. See the schedulers' `can_step`."""
+        return self._scheduler.can_step()
 
     def step(self) -> list[CoreOutput]:
-        return [
+        outputs = [
             CoreOutput(
                 request_id=output.request_id,
                 text=output.outputs[0].text,
                 token_ids=list(output.outputs[0].token_ids),
                 num_cached_tokens=output.num_cached_tokens or 0,
                 reason=output.outputs[0].finish_reason,
+                tensors=self._tapped.pop(output.request_id, {}),
             )
             for output in self._engine.step()
         ]
+        for output in outputs:
+            if output.reason is not None:
+                self._inputs.pop(output.request_id, None)
+        return outputs
 
     def facts(self) -> dict[str, Any]:
         config = self._engine.vllm_config
-        runner = self._core.model_executor.driver_worker.worker.model_runner
         return {
             "vllm_version": vllm.__version__,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "max_model_len": self.max_model_len,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "num_kv_tokens": config.cache_config.kv_cache_size_tokens,
-            "attention_backend": runner.attn_groups[0][0].backend.get_name(),
+            "attention_backend": self._runner.attn_groups[0][0].backend.get_name(),
         }
 
     def close(self) -> None:

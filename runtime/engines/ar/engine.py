@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.engines.ar.program import ArProgram, Generated, Prompt
+from runtime.engines.ar.program import ArProgram, Eager, Generated
 from runtime.engines.ar.settings import engine_arguments
 from runtime.engines.base import End, LoadContext, StageOutput, StageWork
 from runtime.errors import ConfigError, EnvironmentProblem, InvalidRequest, OmniError, StageError, WeightsError
@@ -35,10 +35,11 @@ NUM_PARTS_NAMED = 8
 
 @dataclass(slots=True)
 class _Request:
-    """In the engine once `num_prompt_tokens` is set; before that it waits for `missing` inputs, then for a step."""
+    """In the engine once it is started; before that it waits for `missing` inputs, then for a step."""
 
     state: Any
     missing: set[str]
+    started: bool = False
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
@@ -60,6 +61,7 @@ class ArEngine:
         self._ready: dict[str, None] = {}
         """Ids, in order, whose input is complete and that vLLM has not got yet."""
         self._failed: list[StageOutput] = []
+        """Ends that came up outside of vLLM: nearly always errors."""
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "cached_tokens": 0, "steps": 0}
 
     def submit(self, work: StageWork) -> None:
@@ -74,8 +76,11 @@ class ArEngine:
             self.program.feed(request.state, payload)
             if payload.last:
                 request.missing.discard(payload.edge)
-            if not request.missing:
+            if not request.started and (not request.missing or self._begins(request)):
                 self._ready[request_id] = None
+
+    def _begins(self, request: _Request) -> bool:
+        return isinstance(self.program, Eager) and self.program.begins(request.state)
 
     def consumed(self, request_id: str) -> bool:
         """Always: programs keep what they need of a piece when they are fed it."""
@@ -108,6 +113,7 @@ class ArEngine:
             "queued": len(self._requests) - running,
             "running": running,
             "preemptions": self.core.num_preemptions,
+            "held": self.core.num_held,
             **self._counters,
         }
 
@@ -123,18 +129,24 @@ class ArEngine:
         """Make the prompt and queue it in vLLM. A request that samples without a seed gets a fresh one."""
         request = self._requests[request_id]
         prompt = self.program.prompt(request.state, self.core.tokenizer)
-        self._check_length(request, prompt)
+        if prompt is None:
+            self._forget(request_id)
+            self._failed.append(StageOutput(request_id, end=End(usage=request.usage)))
+            return
+        rendered = self.core.render(prompt)
+        self._check_length(request, len(rendered.token_ids))
         sampling = prompt.sampling
         if sampling.temperature > 0:
             request.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
             sampling = dataclasses.replace(sampling, seed=request.seed)
-        self.core.add(request_id, prompt.token_ids, sampling)
+        self.core.add(request_id, rendered, prompt, sampling)
         del self._ready[request_id]
-        request.num_prompt_tokens = len(prompt.token_ids)
+        request.started = True
+        request.num_prompt_tokens = len(rendered.token_ids)
         self._counters["prompt_tokens"] += request.num_prompt_tokens
 
-    def _check_length(self, request: _Request, prompt: Prompt) -> None:
-        num_tokens, limit = len(prompt.token_ids), self.core.max_model_len - 1
+    def _check_length(self, request: _Request, num_tokens: int) -> None:
+        limit = self.core.max_model_len - 1
         if num_tokens <= limit:
             return
         by_part = dict(self.program.num_tokens_by_part(request.state, self.core.tokenizer))
@@ -160,7 +172,7 @@ class ArEngine:
         self._counters["generated_tokens"] += len(output.token_ids)
         if output.reason not in (None, "stop", "length"):
             raise StageError(f"generation ended with {output.reason!r} after {request.num_completion_tokens} tokens")
-        generated = Generated(output.text, output.token_ids, request.seed)
+        generated = Generated(output.text, output.token_ids, request.seed, output.tensors)
         payloads = self.program.payloads(request.state, generated)
         outputs = [StageOutput(output.request_id, payload=payload) for payload in payloads]
         if output.reason is not None:
@@ -186,7 +198,7 @@ class ArEngine:
     def _forget(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         self._ready.pop(request_id, None)
-        if request is not None and request.num_prompt_tokens:
+        if request is not None and request.started:
             self.core.abort(request_id)
 
 

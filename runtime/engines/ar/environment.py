@@ -13,6 +13,7 @@ from runtime.settings import home_dir
 
 FIXED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core lives in this process
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # our taps are in the first generation, which a CPU has alone
     "VLLM_CONFIGURE_LOGGING": "0",  # its messages go where ours go
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",

@@ -7,9 +7,10 @@ conventions; it does not know vLLM, batches or other requests. Called by engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
+from runtime.engines.ar.inputs import InputRows
 from runtime.engines.ar.sampling import Sampling
 from runtime.engines.base import StageWork
 from runtime.payload import Payload
@@ -17,10 +18,19 @@ from runtime.payload import Payload
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Input of one generation."""
+    """Input of one generation.
+
+    media: modality -> items in the order of their placeholder tokens, one token an item; audio as (samples, rate in
+    Hz). wants_rows: whether `payloads` gets tensors of a stage that taps hidden states. inputs: what the model is fed
+    with instead of the tokens, which then only count; the program goes on filling them.
+    """
 
     token_ids: list[int]
     sampling: Sampling
+    media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    wants_rows: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    inputs: InputRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,32 @@ class Generated:
     text: str
     token_ids: Sequence[int]
     seed: int | None
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    """Of a stage with `hidden_states_arguments`, torch tensors for the tokens whose rows are new: "token_ids" [n],
+    "embeddings" and "hidden" [n, hidden size]. First those of the prompt, then those of each sampled token; the last
+    one is never put in again, so it has none. With `input_rows_arguments`, "codes" [groups] of the sampled token.
+    """
+
+
+def hidden_states_arguments(layer: int, devices: Sequence[str]) -> dict[str, Any]:
+    """Engine arguments that tap the output of the first `layer` layers for a stage on these devices."""
+    on_cpu = all(device == "cpu" for device in devices)
+    worker = "compat_runner.TappedCPUWorker" if on_cpu else "compat_gpu.TappedGPUWorker"
+    return {"worker_cls": f"runtime.engines.ar.{worker}", "additional_config": {"hidden_layer": layer}}
+
+
+def input_rows_arguments(devices: Sequence[str]) -> dict[str, Any]:
+    """Engine arguments of a stage whose prompts have `inputs`. Equal tokens do not mean equal input there, so no prefix
+    may be taken from the cache.
+    """
+    on_cpu = all(device == "cpu" for device in devices)
+    worker = "compat_runner.FedCPUWorker" if on_cpu else "compat_gpu.FedGPUWorker"
+    return {
+        "worker_cls": f"runtime.engines.ar.{worker}",
+        "scheduler_cls": "runtime.engines.ar.compat_scheduler.GatedScheduler",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+    }
 
 
 class ArProgram(Protocol):
@@ -51,8 +87,8 @@ class ArProgram(Protocol):
     def feed(self, state: Any, payload: Payload) -> None:
         """Take one input piece."""
 
-    def prompt(self, state: Any, tokenizer: Any) -> Prompt:
-        """Called once, when all inputs are complete."""
+    def prompt(self, state: Any, tokenizer: Any) -> Prompt | None:
+        """Called once, when all inputs are complete or the program begins before. None: nothing to generate."""
 
     def num_tokens_by_part(self, state: Any, tokenizer: Any) -> Mapping[str, int]:
         """Tokens of each part of the input, by the name under which the client knows it."""
@@ -63,3 +99,11 @@ class ArProgram(Protocol):
     def facts(self) -> Mapping[str, Any]: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Eager(Protocol):
+    """What a program has besides, if its prompts can be made before the inputs are complete."""
+
+    def begins(self, state: Any) -> bool:
+        """Whether the prompt can be made from what has come so far."""

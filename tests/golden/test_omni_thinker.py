@@ -1,0 +1,224 @@
+"""Qwen3-Omni's thinker as a stage against transformers: token ids, embeddings and hidden states of every token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.engines.ar.engine import ArEngine
+from runtime.errors import InvalidRequest, UnsupportedMedia
+from runtime.payload import Tensor
+from runtime.plan import REQUEST_INPUT
+from tests.golden.ar_engines import BLOCK_SIZE, assert_nothing_left
+from tests.golden.omni_reference import NUM_TEXT_TOKENS, PARTS
+from tests.golden.omni_stages import StageDriver, Stream, context, make_omni_engine
+from tests.golden.tiny_qwen3_omni import HEAD_DIM, NUM_KV_HEADS, THINKER_LAYERS
+
+if TYPE_CHECKING:
+    from runtime.programs.qwen3_omni.thinker import Thinker
+    from tests.golden.omni_reference import Reference
+
+
+KV_BYTES_PER_TOKEN = THINKER_LAYERS * 2 * NUM_KV_HEADS * HEAD_DIM * 4
+CHUNK_TOKENS = 48
+HIDDEN = "hidden_states"
+TOLERANCE = 1e-5
+"""Of the largest number: float32 with another order of additions."""
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    assert np.abs(found - expected).max(initial=0) <= TOLERANCE * scale
+
+
+def make_thinker(folder: Path) -> tuple[Thinker, dict[str, list[int]]]:
+    """A thinker that also writes down the tokens that it is given."""
+    from runtime.programs.qwen3_omni.thinker import Thinker, load
+
+    seen: dict[str, list[int]] = {}
+
+    class Recorded(Thinker):
+        def payloads(self, state: Any, generated: Any) -> Any:
+            seen.setdefault(state.request_id, []).extend(generated.token_ids)
+            return super().payloads(state, generated)
+
+    loaded = load(context(folder, "thinker", temperature=0.0, max_tokens=NUM_TEXT_TOKENS))
+    return Recorded(loaded.config, loaded.decoder, loaded.defaults, loaded.devices), seen
+
+
+class Case(StageDriver):
+    def __init__(self, engine: ArEngine, seen: dict[str, list[int]], references: dict[str, Reference]) -> None:
+        super().__init__(engine)
+        self.seen, self.references = seen, references
+        seen.clear()
+
+    def check(self, stream: Stream, name: str, request_id: str | None = None) -> None:
+        """Everything that the stage gave for the prompt of this name is what transformers has."""
+        reference = self.references[name]
+        assert self.seen[request_id or name] == reference.text_ids
+        hidden_payloads = [p for p in stream.payloads if p.kind == HIDDEN]
+        num_rows = [len(p.tensors["token_ids"]) for p in hidden_payloads]
+        assert num_rows == [len(reference.prompt_ids)] + [1] * (len(reference.text_ids) - 1)
+        assert stream.joined("token_ids").tolist() == reference.prompt_ids + reference.text_ids[:-1]
+        assert_close(stream.joined("embeddings"), reference.embeddings.numpy())
+        is_media = np.isin(reference.prompt_ids, self.engine.program.config.media_token_ids)
+        assert_close(stream.joined("hidden"), reference.hidden[: len(is_media)].numpy()[is_media])
+
+
+@pytest.fixture(scope="module")
+def roomy_engine(omni_checkpoint: Path) -> Iterator[tuple[ArEngine, dict[str, list[int]]]]:
+    program, seen = make_thinker(omni_checkpoint)
+    engine = make_omni_engine(omni_checkpoint, program, KV_BYTES_PER_TOKEN)
+    yield engine, seen
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def tight_engine(omni_checkpoint: Path) -> Iterator[tuple[ArEngine, dict[str, list[int]]]]:
+    """Prompts are prefilled in chunks, and the KV cache holds less than its four requests need."""
+    program, seen = make_thinker(omni_checkpoint)
+    engine = make_omni_engine(
+        omni_checkpoint,
+        program,
+        KV_BYTES_PER_TOKEN,
+        num_blocks=9,
+        max_model_len=256,
+        max_num_seqs=4,
+        max_num_batched_tokens=CHUNK_TOKENS,
+    )
+    yield engine, seen
+    engine.close()
+
+
+@pytest.fixture
+def roomy(roomy_engine: Any, omni_references: dict[str, Reference]) -> Iterator[Case]:
+    yield from _case(roomy_engine, omni_references)
+
+
+@pytest.fixture
+def tight(tight_engine: Any, omni_references: dict[str, Reference]) -> Iterator[Case]:
+    yield from _case(tight_engine, omni_references)
+
+
+def _case(made: Any, references: dict[str, Reference]) -> Iterator[Case]:
+    engine, seen = made
+    engine.core._scheduler.reset_prefix_cache()
+    yield Case(engine, seen, references)
+    assert_nothing_left(engine)
+    assert not engine.core._tapped
+    assert engine.core._runner._store.num_requests == 0
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_alone(roomy: Case, name: str) -> None:
+    roomy.ask(name, name, HIDDEN, "text")
+    stream = roomy.drain()[name]
+    roomy.check(stream, name)
+    assert stream.end is not None
+    assert stream.end.usage["prompt_tokens"] == len(roomy.references[name].prompt_ids)
+
+
+def test_in_a_batch(roomy: Case) -> None:
+    for name in PARTS:
+        roomy.ask(name, name, HIDDEN)
+    roomy.step()
+    assert set(roomy.streams) == set(PARTS), "requests that came together were not prefilled together"
+    streams = roomy.drain()
+    for name in PARTS:
+        roomy.check(streams[name], name)
+
+
+def test_aborted_neighbours(roomy: Case) -> None:
+    for name in PARTS:
+        roomy.ask(name, name, HIDDEN)
+    for name in ("short", "chinese"):
+        roomy.step()
+        roomy.engine.abort(name)
+        roomy.streams.pop(name, None)
+    streams = roomy.drain()
+    assert set(streams) == set(PARTS) - {"short", "chinese"}
+    for name, stream in streams.items():
+        roomy.check(stream, name)
+
+
+@pytest.mark.parametrize("name", ["long", "audio"])
+def test_chunked_prefill(tight: Case, name: str) -> None:
+    tight.ask(name, name, HIDDEN)
+    num_chunks = -(-len(tight.references[name].prompt_ids) // CHUNK_TOKENS)
+    assert num_chunks > 1
+    for _ in range(num_chunks - 1):
+        tight.step()
+        assert not tight.streams, "the prompt was prefilled at once"
+    tight.check(tight.drain()[name], name)
+
+
+def test_prefix_cache_hit(roomy: Case) -> None:
+    for request_id in ("first", "second"):
+        roomy.ask(request_id, "long", HIDDEN)
+        stream = roomy.drain()[request_id]
+        roomy.check(stream, "long", request_id)
+    assert stream.end is not None
+    num_blocks = len(roomy.references["long"].prompt_ids) // BLOCK_SIZE
+    assert num_blocks > 2
+    assert stream.end.usage["cached_tokens"] == num_blocks * BLOCK_SIZE
+
+
+def test_a_prefix_that_nobody_wanted_rows_of_has_them(roomy: Case) -> None:
+    roomy.ask("text only", "long", "text")
+    assert all(p.kind == "text" for p in roomy.drain()["text only"].payloads)
+    roomy.ask("spoken", "long", HIDDEN)
+    stream = roomy.drain()["spoken"]
+    roomy.check(stream, "long", "spoken")
+    assert stream.end is not None
+    assert stream.end.usage["cached_tokens"] > 0
+
+
+def test_preemption(tight: Case) -> None:
+    before = tight.engine.stats()["preemptions"]
+    names = ("audio", "chinese", "question", "short")
+    for name in names:
+        tight.ask(name, name, HIDDEN)
+    streams = tight.drain()
+    assert tight.engine.stats()["preemptions"] > before
+    for name in names:
+        tight.check(streams[name], name)
+
+
+def test_text_goes_to_the_client(roomy: Case) -> None:
+    roomy.ask("short", "short", "text")
+    assert len(roomy.drain()["short"].text) > 0
+
+
+def test_a_clip_that_is_no_audio_fails_only_its_request(roomy: Case) -> None:
+    roomy.ask("short", "short", HIDDEN)
+    roomy.open("bad", inputs=frozenset({REQUEST_INPUT}))
+    roomy.feed("bad", REQUEST_INPUT, "media", {"index": 0, "format": "wav"}, {"data": np.zeros(99, np.uint8)})
+    streams = roomy.drain()
+    assert streams["bad"].end is not None
+    assert isinstance(streams["bad"].end.error, UnsupportedMedia)
+    roomy.check(streams["short"], "short")
+
+
+def test_a_prompt_too_long_is_refused(roomy: Case) -> None:
+    roomy.open("long", inputs=frozenset({REQUEST_INPUT}))
+    messages = [{"role": "user", "content": "x" * 600}]
+    roomy.feed("long", REQUEST_INPUT, "text", {"messages": messages}, last=True)
+    end = roomy.drain()["long"].end
+    assert end is not None
+    assert isinstance(end.error, InvalidRequest)
+    assert "messages[0]: 600 tokens" in end.error.message
+
+
+def test_numbers_travel_in_the_models_own_format() -> None:
+    from runtime.programs.qwen3_omni.tensors import to_array, to_tensor
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        tensor = torch.randn(3, 4).to(dtype)
+        array, name = to_array(tensor)
+        assert torch.equal(to_tensor(array, name, "cpu"), tensor)
