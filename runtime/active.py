@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from runtime.graph import SubGraph
 from runtime.messages import Ended
+from runtime.payload import Payload
 from runtime.plan import MODALITY_PAYLOAD, Modality
 from runtime.pool import Replica
 from runtime.requests import TERMINALS, Delta, Event, RequestSpec
@@ -69,6 +70,8 @@ class ActiveRequest:
     """Entry stage -> input pieces sent to it."""
     open_inputs: dict[str, set[Modality]] = field(default_factory=dict)
     """Entry stage -> inputs of it that are not complete."""
+    held_inputs: dict[str, list[tuple[Modality, Payload, bool]]] = field(default_factory=dict)
+    """Entry stage -> input pieces (and whether each is its input's last) for when the stage is submitted."""
     next_update: dict[Modality, int] = field(default_factory=dict)
     """Lowest sequence number that a further piece of a streaming input may have."""
     deadline: asyncio.TimerHandle | None = None

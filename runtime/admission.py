@@ -47,13 +47,15 @@ class Admission:
             raise self._overloaded(f"{len(self._queue)} requests are waiting already (limit max_queued)")
         self._telemetry.queue_depth.set(len(self._queue))
         try:
-            return await asyncio.wait_for(waiting.admitted, self._limits.queue_timeout_s)
+            async with asyncio.timeout(self._limits.queue_timeout_s):
+                return await waiting.admitted
+        except asyncio.CancelledError:
+            self._abandon(waiting)
+            raise
         except TimeoutError:
+            self._abandon(waiting)
             limit_s = self._limits.queue_timeout_s
             raise self._overloaded(f"no slot became free within {limit_s:g} s (limit queue_timeout_s)") from None
-        except asyncio.CancelledError:
-            self._give_back(waiting)
-            raise
         finally:
             if waiting in self._queue:
                 self._queue.remove(waiting)
@@ -78,17 +80,29 @@ class Admission:
             try:
                 self._require_ready(waiting.graph)
             except Unavailable as error:
-                self._queue.remove(waiting)
-                if not waiting.admitted.done():
-                    waiting.admitted.set_exception(error)
+                self._refuse(waiting, error)
 
-    def _give_back(self, waiting: _Waiting) -> None:
-        """Cancelled in the very moment of admission: the slots are nobody's."""
+    def refuse_all(self, error: Unavailable) -> None:
+        """The server is going down: nobody in the queue will start."""
+        for waiting in list(self._queue):
+            self._refuse(waiting, error)
+
+    def give_back(self, bindings: dict[str, Replica], request_id: str) -> None:
+        """Free the slots of a request that does not start after all."""
+        for replica in bindings.values():
+            replica.bound.discard(request_id)
+        self.pump()
+
+    def _refuse(self, waiting: _Waiting, error: Unavailable) -> None:
+        self._queue.remove(waiting)
+        if not waiting.admitted.done():
+            waiting.admitted.set_exception(error)
+
+    def _abandon(self, waiting: _Waiting) -> None:
+        """Whoever waited is gone; he may have been admitted in this very moment."""
         admitted = waiting.admitted
         if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
-            for replica in admitted.result().values():
-                replica.bound.discard(waiting.request_id)
-            self.pump()
+            self.give_back(admitted.result(), waiting.request_id)
 
     def _require_ready(self, graph: SubGraph) -> None:
         for stage in graph.stages:

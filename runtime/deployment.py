@@ -23,6 +23,7 @@ from runtime.hub import Hub
 from runtime.messages import AnyMessage, Beat
 from runtime.orchestrator import Availability, Orchestrator, RequestHandle
 from runtime.plan import Modality, Plan
+from runtime.pool import Replica
 from runtime.requests import TERMINALS, Done, Failed, RequestSpec
 from runtime.settings import shm_dir
 from runtime.supervisor import Folders, Supervisor
@@ -52,7 +53,7 @@ class Deployment:
         self._exchange = Exchange(open_connectors())
         self._hub = Hub(self._folder, self._handle)
         self.orchestrator = Orchestrator(
-            plan, hub=self._hub, exchange=self._exchange, telemetry=self.telemetry, hung=self._on_hung
+            plan, hub=self._hub, exchange=self._exchange, telemetry=self.telemetry, unresponsive=self._on_unresponsive
         )
         self.supervisor = Supervisor(
             plan,
@@ -146,6 +147,9 @@ class Deployment:
         except OmniError as error:
             self.failure, self.phase = error, "failed"
             log.error("start failed: %s", error)
+        except Exception as exc:
+            log.exception("start failed")
+            self.failure, self.phase = StartFailed(f"start failed with {type(exc).__name__}; see the log"), "failed"
         else:
             self.phase = "ready"
             log.info("ready after %.1f s", time.monotonic() - self._started_s)
@@ -172,5 +176,5 @@ class Deployment:
         if not self.supervisor.handle(message):
             self.orchestrator.handle(message)
 
-    def _on_hung(self, replica: Any, reason: str) -> None:
-        self.supervisor.kill(replica, reason)
+    def _on_unresponsive(self, replica: Replica, reason: str) -> None:
+        self.supervisor.unresponsive(replica, reason)

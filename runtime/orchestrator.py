@@ -50,6 +50,9 @@ from runtime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
+SHUTTING_DOWN = "the server is shutting down and takes no new requests"
+STRAGGLER_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Availability:
@@ -81,7 +84,7 @@ class RequestHandle:
 
 
 class Orchestrator:
-    """`hung(replica)` is called for a replica that does not confirm an abort in time."""
+    """`unresponsive(replica, reason)` is called for a replica that does not confirm an abort in time."""
 
     def __init__(
         self,
@@ -90,13 +93,13 @@ class Orchestrator:
         hub: Hub,
         exchange: Exchange,
         telemetry: Telemetry,
-        hung: Callable[[Replica, str], None],
+        unresponsive: Callable[[Replica, str], None],
     ) -> None:
         self.plan, self.pools, self.telemetry = plan, Pools(plan), telemetry
         self.admission = Admission(self.pools, plan.limits, telemetry)
         self.accepting = True
         self._hub = hub
-        self._exchange, self._hung = exchange, hung
+        self._exchange, self._unresponsive = exchange, unresponsive
         self._requests: dict[str, ActiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -156,12 +159,13 @@ class Orchestrator:
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests and wait for the running ones; returns how many were cut off at the deadline."""
         self.accepting = False
+        self.admission.refuse_all(Unavailable(SHUTTING_DOWN, retry_after_s=10))
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             cut = list(self._requests.values())
             for request in cut:
-                self._end(request, Failed(request.request_id, Unavailable("the server is shutting down")))
+                self._end(request, Failed(request.request_id, Unavailable(SHUTTING_DOWN)))
             return len(cut)
         return 0
 
@@ -201,8 +205,7 @@ class Orchestrator:
             case Ended():
                 self._on_ended(message)
             case Aborted():
-                if (request := self._requests.get(message.request_id)) is not None:
-                    self._acknowledge(request, message.stage)
+                self._on_aborted(message)
             case Credit():
                 self._exchange.reclaim(message.ref)
             case _:
@@ -254,27 +257,40 @@ class Orchestrator:
         for modality, final in request.graph.finals.items():
             if final == message.stage:
                 request.events.put(ModalityEnd(request.request_id, modality, message.reason, message.usage))
-        if request.complete:
-            usage = {stage: ended.usage for stage, ended in request.ended.items()}
-            self._end(request, Done(request.request_id, usage))
-        else:
+        if not request.complete:
             self._advance(request)
+        elif not request.unfinished:
+            self._complete(request)
+        else:
+            # a producer's end may come a moment after its consumer's: its usage is part of the answer
+            asyncio.get_running_loop().call_later(STRAGGLER_S, self._complete, request)
+
+    def _complete(self, request: ActiveRequest) -> None:
+        usage = {stage: ended.usage for stage, ended in request.ended.items()}
+        self._end(request, Done(request.request_id, usage))
+
+    def _on_aborted(self, message: Aborted) -> None:
+        request = self._requests.get(message.request_id)
+        if request is not None:
+            self._acknowledge(request, message.stage)
+            return
+        self.pools.replica(message.stage, message.index).bound.discard(message.request_id)  # came after the deadline
+        self.admission.pump()
 
     # ---- the life of a request -----------------------------------------------------------------------
 
     async def _admit(self, spec: RequestSpec) -> ActiveRequest:
         graph = select(self.plan, spec.task, spec.modalities, spec.inputs)
         if not self.accepting:
-            raise Unavailable("the server is shutting down and takes no new requests", retry_after_s=10)
+            raise Unavailable(SHUTTING_DOWN, retry_after_s=10)
         if spec.request_id in self._requests:
             raise OmniError(f"request id {spec.request_id} is in use")
         bindings = await self.admission.acquire(graph, spec.request_id)
-        for stage, replica in bindings.items():
-            if replica.state is not Life.READY:
-                for bound in bindings.values():
-                    bound.bound.discard(spec.request_id)
-                self.admission.pump()
-                raise Unavailable(f"stage {stage} is {replica.state}: {replica.reason}", retry_after_s=5)
+        gone = [r for r in bindings.values() if r.state is not Life.READY]
+        if gone or not self.accepting:
+            self.admission.give_back(bindings, spec.request_id)
+            reason = f"stage {gone[0].stage} is {gone[0].state}: {gone[0].reason}" if gone else SHUTTING_DOWN
+            raise Unavailable(reason, retry_after_s=5)
         return ActiveRequest(spec, graph, bindings)
 
     def _begin(self, request: ActiveRequest) -> None:
@@ -284,12 +300,12 @@ class Orchestrator:
         timeout_s = request.spec.timeout_s or self.plan.limits.request_timeout_s
         request.deadline = asyncio.get_running_loop().call_later(timeout_s, self._on_deadline, request, timeout_s)
         request.open_inputs = {stage: set(kinds) for stage, kinds in request.graph.entries.items()}
-        self._advance(request)
         for modality, payloads in request.spec.inputs.items():
             is_open = modality in request.spec.open_inputs
             for number, payload in enumerate(payloads, 1):
                 self._feed(request, modality, payload, last=number == len(payloads) and not is_open)
             request.next_update[modality] = len(payloads)
+        self._advance(request)
 
     def _advance(self, request: ActiveRequest) -> None:
         """Submit every stage whose whole inputs are there; consumers first, so that they expect their data."""
@@ -307,6 +323,9 @@ class Orchestrator:
         for stage in reversed(startable):
             request.submitted.add(stage)
             self._submit(request, stage)
+        for stage in startable:
+            for modality, payload, last in request.held_inputs.pop(stage, ()):
+                self._feed(request, modality, payload, last=last)
 
     def _submit(self, request: ActiveRequest, stage: str) -> None:
         inputs = [e.name for e in request.graph.edges if e.target == stage]
@@ -325,8 +344,16 @@ class Orchestrator:
         self._send(request.bindings[stage].address, message)
 
     def _feed(self, request: ActiveRequest, modality: Modality, payload: Payload, *, last: bool) -> None:
-        """One input piece to its entry stage; the stage's last piece is the last of its last input."""
+        """One input piece to its entry stage; the stage's last piece is the last of its last input.
+
+        A stage that waits for a whole edge has not been submitted yet: its input is held here until then.
+        """
         stage = self.plan.tasks[request.spec.task].inputs[modality]
+        if stage not in request.submitted:
+            request.held_inputs.setdefault(stage, []).append((modality, payload, last))
+            return
+        if request.state is not RequestState.RUNNING:
+            return
         sequence = request.fed.get(stage, 0)
         request.fed[stage] = sequence + 1
         if last:
@@ -403,11 +430,11 @@ class Orchestrator:
     def _on_acks_deadline(self, request: ActiveRequest) -> None:
         for stage in sorted(request.awaiting):
             limit_s = self.plan.limits.abort_timeout_s
-            self._hung(request.bindings[stage], f"it did not confirm an abort within {limit_s:g} s")
+            self._unresponsive(request.bindings[stage], f"it did not confirm an abort within {limit_s:g} s")
         self._settle(request)
 
     def _settle(self, request: ActiveRequest) -> None:
-        """Nothing of the request is left anywhere (or its replica is being killed)."""
+        """Nothing of the request is left anywhere, but in a stage that has not confirmed: that one keeps its slot."""
         if request.acks_deadline is not None:
             request.acks_deadline.cancel()
         if self._requests.pop(request.request_id, None) is None:

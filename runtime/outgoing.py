@@ -79,16 +79,23 @@ class Outgoing:
             _, channel, size_bytes = self._in_flight.pop(key)
             channel.credits.give(size_bytes)
         self._exchange.cleanup(request_id)
-        for channel in self._channels.values():
+        for channel in list(self._channels.values()):
             self._flush(channel)
 
     def _enqueue(self, request_id: str, target: Target, item: Payload | Message) -> None:
         key = (target.edge, target.address)
         channel = self._channels.get(key)
         if channel is None:
+            self._drop_gone()
             channel = self._channels[key] = _Channel(EdgeCredits(target.capacity_bytes))
         channel.waiting.append((request_id, target, item))
         self._flush(channel)
+
+    def _drop_gone(self) -> None:
+        """Consumers that were replaced have a new address; nothing waits for the old one any more."""
+        gone = [key for key, c in self._channels.items() if not c.waiting and not self._outbox.reaches(key[1])]
+        for key in gone:
+            del self._channels[key]
 
     def _flush(self, channel: _Channel) -> None:
         while channel.waiting:

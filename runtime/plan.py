@@ -147,7 +147,6 @@ class Limits(Strict):
 
     max_body_bytes: PositiveInt = 32 << 20
     max_text_chars: PositiveInt = 20_000
-    max_audio_s: PositiveFloat = 120.0
     max_queued: NonNegativeInt = 64
     queue_timeout_s: NonNegativeFloat = 30.0
     request_timeout_s: PositiveFloat = 300.0

@@ -111,21 +111,29 @@ class Pools:
 
         A consumer behind an inproc edge is bound to the process of its producer.
         """
-        bindings: dict[str, Replica] = {}
-        full: list[str] = []
-        for stage in graph.stages:
-            partners = {
-                bindings[e.source].process
-                for e in graph.edges
-                if e.target == stage and e.connector is ConnectorKind.INPROC and e.source in bindings
-            }
-            free = [r for r in self._pools[stage].free() if not partners or {r.process} == partners]
-            if free:
-                bindings[stage] = free[0]
-            else:
-                full.append(stage)
-        if full:
-            return {}, full
+        bindings = self._assign(graph, graph.stages, {})
+        if bindings is None:
+            full = [stage for stage in graph.stages if not self._pools[stage].free()]
+            return {}, full or [e.target for e in graph.edges if e.connector is ConnectorKind.INPROC]
         for replica in bindings.values():
             replica.bound.add(request_id)
         return bindings, []
+
+    def _assign(
+        self, graph: SubGraph, stages: tuple[str, ...], bindings: dict[str, Replica]
+    ) -> dict[str, Replica] | None:
+        """The least loaded replica of the first stage with which the others can be bound as well."""
+        if not stages:
+            return bindings
+        stage = stages[0]
+        partners = {
+            bindings[e.source].process
+            for e in graph.edges
+            if e.target == stage and e.connector is ConnectorKind.INPROC and e.source in bindings
+        }
+        for replica in self._pools[stage].free():
+            if not partners or {replica.process} == partners:
+                found = self._assign(graph, stages[1:], bindings | {stage: replica})
+                if found is not None:
+                    return found
+        return None

@@ -75,7 +75,7 @@ class StageLoop:
         self._jobs: dict[str, _Job] = {}
         self._owing: set[str] = set()
         """Requests whose job owes credit."""
-        self._parking, self._ended = Parking(), EndedRequests()
+        self._parking, self._ended, self._lost = Parking(), EndedRequests(), EndedRequests()
         self._outgoing = Outgoing(stage=stage, reply=inbox.address, outbox=outbox, exchange=exchange, failed=self._fail)
         self._draining = False
         self._steps = self._submitted = self._dropped = 0
@@ -97,7 +97,7 @@ class StageLoop:
             if time.monotonic() - self._snapshot_s > SNAPSHOT_INTERVAL_S:
                 self._take_snapshot()
             for piece in self._parking.expired():
-                self._refuse(piece)
+                self._lose(piece)
 
     def stats(self) -> StageStats:
         """Safe from any thread: numbers as of the last time the loop looked, and the age of the step in progress."""
@@ -172,6 +172,10 @@ class StageLoop:
         self.engine.submit(
             StageWork(request_id, message.epoch, message.params, frozenset(message.inputs), wants),
         )
+        if self._lost.covers(request_id, message.epoch):
+            self._fail(
+                request_id, ConnectorError(f"input of the request was lost before stage {self.stage} was told of it")
+            )
         for piece in self._parking.take(request_id):
             self._on_piece(piece)
 
@@ -181,9 +185,14 @@ class StageLoop:
             self._refuse(piece)
         elif job is None or piece.epoch > job.epoch:
             for evicted in self._parking.put(piece):
-                self._refuse(evicted)
+                self._lose(evicted)
         elif piece.sequence <= job.arrived.get(piece.edge, -1):
             self._refuse(piece)
+        elif piece.sequence > job.arrived.get(piece.edge, -1) + 1:
+            self._refuse(piece)
+            self._fail(
+                piece.request_id, ConnectorError(f"{piece.edge}: pieces before number {piece.sequence} are lost")
+            )
         else:
             job.arrived[piece.edge] = piece.sequence
             self._feed(job, piece)
@@ -254,8 +263,8 @@ class StageLoop:
         self._outgoing.post_message(request_id, behind, ended)
 
     def _fail(self, request_id: str, error: ConnectorError) -> None:
-        job = self._jobs.get(request_id)
         log.warning("request %s: %s", request_id, error)
+        job = self._jobs.get(request_id)
         if job is not None:
             self.engine.abort(request_id)
             self._end(request_id, job, End(error=error))
@@ -283,6 +292,11 @@ class StageLoop:
         for piece in job.owed:
             self._outbox.send(piece.reply, Credit(piece.edge, piece.ref))
         job.owed.clear()
+
+    def _lose(self, piece: Piece) -> None:
+        """A parked piece that cannot be kept: its request fails when it is submitted, rather than wait for ever."""
+        self._lost.add(piece.request_id, piece.epoch)
+        self._refuse(piece)
 
     def _refuse(self, piece: Piece) -> None:
         self._dropped += 1

@@ -27,6 +27,7 @@ from runtime.pool import Life, Pools, Replica, Trigger
 from runtime.settings import shm_dir
 from runtime.sweep import sweep_dead_owners
 from runtime.telemetry import Telemetry
+from runtime.transport import remove_inbox
 
 log = logging.getLogger(__name__)
 
@@ -126,9 +127,13 @@ class Supervisor:
                 self._kill(managed, "it did not leave in time")
             await asyncio.wait(self._tasks, timeout=KILL_TIMEOUT_S)
 
-    def kill(self, replica: Replica, reason: str) -> None:
-        """End the process of a replica that hangs; it is restarted like one that died."""
-        self._kill(self._managed[replica.process], f"stage {replica.stage} hangs: {reason}")
+    def unresponsive(self, replica: Replica, reason: str) -> None:
+        """A replica that does not answer is replaced, unless it is in a step that may still take its time.
+
+        Messages are read between steps, so a long step answers late; one that never ends meets stall_timeout_s.
+        """
+        if replica.stats is None or replica.stats.step_age_s == 0:
+            self._hung(replica, reason)
 
     def handle(self, message: AnyMessage) -> bool:
         """Take a message that is about replicas. False for all others."""
@@ -165,12 +170,16 @@ class Supervisor:
     async def _keep(self, managed: _Managed) -> None:
         """Start, watch and restart one process until stopped or out of budget."""
         while True:
-            reason = await self._live(managed)
+            try:
+                reason = await self._live(managed)
+            except OSError as exc:
+                reason = f"it could not be started: {exc}"
+            self._clear(managed)
             for replica in managed.replicas:
                 replica.move(Trigger.EXITED, reason)
                 self._down(replica, reason)
             self.changed.set()
-            await asyncio.to_thread(sweep_dead_owners, shm_dir())
+            await self._sweep()
             if self._stop.is_set():
                 return
             log.error("process %s is down: %s", managed.plan.name, reason)
@@ -215,6 +224,7 @@ class Supervisor:
         environment |= managed.plan.environment
         arguments = ["--plan", self._folders.plan_file, "--process", name, "--generation", managed.generation]
         arguments += ["--directory", self._folders.sockets, "--parent", os.getpid()]
+        self._folders.logs.mkdir(parents=True, exist_ok=True)
         with (self._folders.logs / f"{name}.log").open("ab") as log_file:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -269,7 +279,7 @@ class Supervisor:
             self._telemetry.stage(stats, beat.generation)
             limit_s = self._plan.stage(stats.stage).stall_timeout_s
             if stats.step_age_s > limit_s:
-                self.kill(replica, f"a step has taken {stats.step_age_s:.1f} s (stall_timeout_s is {limit_s:g})")
+                self._hung(replica, f"a step has taken {stats.step_age_s:.1f} s (stall_timeout_s is {limit_s:g})")
 
     # ---- ends ----------------------------------------------------------------------------------------
 
@@ -283,6 +293,26 @@ class Supervisor:
                 self._hub.send(replica.address, Drain())
         else:
             self._kill(managed, "stopped while it was starting")
+
+    def _hung(self, replica: Replica, reason: str) -> None:
+        """End its process; it is restarted like one that died."""
+        self._kill(self._managed[replica.process], f"stage {replica.stage} hangs: {reason}")
+
+    def _clear(self, managed: _Managed) -> None:
+        """Forget what the process was doing, and remove its inboxes so that nobody keeps sending to them."""
+        managed.resident_bytes = 0
+        self._telemetry.process_memory.labels(managed.plan.name).set(0)
+        for replica in managed.replicas:
+            replica.stats = None
+            self._telemetry.idle(replica.stage, replica.index)
+            if replica.address:
+                remove_inbox(replica.address)
+
+    async def _sweep(self) -> None:
+        try:
+            await asyncio.to_thread(sweep_dead_owners, shm_dir())
+        except OmniError as error:
+            log.warning("shared memory was not swept: %s", error)
 
     def _move(self, managed: _Managed, trigger: Trigger, reason: str) -> None:
         for replica in managed.replicas:

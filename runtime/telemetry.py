@@ -64,6 +64,11 @@ class Telemetry:
         self.stage_running.labels(stats.stage, stats.index).set(stats.running)
         self._stages.update(stats, generation)
 
+    def idle(self, stage: str, index: int) -> None:
+        """A replica is gone: nothing waits or runs in it."""
+        self.stage_queued.labels(stage, index).set(0)
+        self.stage_running.labels(stage, index).set(0)
+
 
 _STAGE = ["stage", "replica"]
 

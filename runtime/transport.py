@@ -28,6 +28,11 @@ def address_of(directory: Path, name: str) -> str:
     return f"ipc://{directory / name}"
 
 
+def remove_inbox(address: str) -> None:
+    """Remove the socket file of an owner that is gone: its peers then close their ends."""
+    Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
 class Inbox:
     """Owns one bound PULL socket and its file. Damaged messages are counted and dropped, never raised."""
 
@@ -64,7 +69,7 @@ class Inbox:
 
     def close(self) -> None:
         self._socket.close()
-        Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+        remove_inbox(self.address)
 
 
 class Outbox:
@@ -95,9 +100,13 @@ class Outbox:
         return socket
 
     def _close_gone(self) -> None:
-        """Peers of earlier generations leave no socket file behind."""
-        for address in [a for a in self._sockets if not os.path.exists(a.removeprefix("ipc://"))]:
+        """The sockets of peers that are gone."""
+        for address in [a for a in self._sockets if not self.reaches(a)]:
             self._sockets.pop(address).close()
+
+    def reaches(self, address: str) -> bool:
+        """Whether the owner of an inbox is still there."""
+        return os.path.exists(address.removeprefix("ipc://"))
 
     def close(self, linger_s: float = 0.0) -> None:
         for socket in self._sockets.values():

@@ -45,7 +45,8 @@ class ModuleProgram(Protocol):
     def run(self, states: Sequence[Any]) -> Sequence[ModuleResult | OmniError]:
         """One forward over ready requests, one result each, in order.
 
-        Returns an error in the place of a request that is at fault; raises only when the whole batch failed.
+        Returns an error in the place of a request that is at fault; raises only when the whole batch failed, and
+        then leaves the states as they were: each request is run again alone.
         """
 
     def facts(self) -> Mapping[str, Any]: ...
@@ -70,6 +71,10 @@ class ModuleEngine:
             self._states[work.request_id] = self.program.open(work)
         except OmniError as exc:
             self._failed.append(StageOutput(work.request_id, end=End(error=exc)))
+        except Exception:
+            log.exception("program failed to open %s", work.request_id)
+            error = StageError("the stage could not take the request; see the stage's log")
+            self._failed.append(StageOutput(work.request_id, end=End(error=error)))
 
     def feed(self, request_id: str, payload: Payload) -> None:
         if request_id not in self._states:

@@ -32,7 +32,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to break: at output number `at_output` of requests whose params match every `when` (dotted names).
 
     actions: raise (this request), invalid (this request, 400), crash (step raises), exit, segfault, hang
-    (the step never returns), slow (the step takes `seconds`), memory (MemoryError in step).
+    (the step never returns), slow (the step takes `seconds`), memory (this request, as if memory had run out).
     """
 
     action: str

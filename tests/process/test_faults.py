@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -140,7 +141,7 @@ async def test_a_hung_step_is_found_and_ended(tmp_path: Path, stage: str) -> Non
 async def test_an_abort_of_a_hung_stage_does_not_hang(tmp_path: Path) -> None:
     """F033, F034: the report says who did not confirm; that replica is replaced and the next request works."""
     stages = broken("wave", "hang", 1)
-    stages["wave"]["stall_timeout_s"] = 60.0
+    stages["wave"]["stall_timeout_s"] = 2.0
     async with deployed(sim_plan(stages=stages, limits={"abort_timeout_s": 0.5}), tmp_path) as deployment:
         handle = await deployment.submit(spec(seed=BAD))
         await asyncio.sleep(0.2)
@@ -184,6 +185,49 @@ async def test_a_slow_acknowledgement_is_waited_for(tmp_path: Path) -> None:
         report = await handle.abort()
         assert 0.2 < time.monotonic() - began_s < 1.5
         assert "wave" in report.acknowledged
+
+
+async def test_an_abort_in_a_long_step_does_not_cost_the_stage(tmp_path: Path) -> None:
+    """A client that goes away takes no healthy stage from the others: its slot comes back with the step's end."""
+    stages = broken("wave", "slow", 1, seconds=2.5)
+    stages["wave"] |= {"stall_timeout_s": 30.0, "slots": 1}
+    async with deployed(sim_plan(stages=stages, limits={"abort_timeout_s": 0.3}), tmp_path) as deployment:
+        pid = pid_of(deployment, "wave")
+        handle = await deployment.submit(spec(seed=BAD))
+        replica = deployment.orchestrator.pools.replica("wave", 0)
+        await until(lambda: replica.stats is not None and replica.stats.step_age_s > 0, 5, deployment)
+        report = await handle.abort()
+        assert report.missing == ("wave",)
+        assert replica.bound
+        assert_terminal(await ask(deployment, spec()), Done)
+        assert pid_of(deployment, "wave") == pid
+        await until_idle(deployment)
+
+
+async def test_a_process_that_cannot_be_started_again_is_reported(tmp_path: Path) -> None:
+    """Whatever goes wrong at a restart ends in the budget and in the status, not in an unwatched process."""
+    async with deployed(sim_plan(restarts={"max_restarts": 2}), tmp_path) as deployment:
+        shutil.rmtree(tmp_path / "logs")
+        (tmp_path / "logs").write_text("not a folder")
+        os.kill(pid_of(deployment, "wave"), signal.SIGKILL)
+        replica = deployment.orchestrator.pools.replica("wave", 0)
+        await until(lambda: replica.state is Life.FAILED, 10, deployment)
+        assert "could not be started" in replica.reason
+        assert_terminal(await ask(deployment, spec(modalities=[TEXT])), Done)
+
+
+async def test_a_dead_replica_has_no_load(tmp_path: Path) -> None:
+    async with deployed(sim_plan(stages={"wave": {"interval_s": 0.5}}, restarts={"max_restarts": 0}), tmp_path) as d:
+        handle = await d.submit(spec())
+        running = d.telemetry.stage_running.labels("wave", 0)._value
+        await until(lambda: running.get() == 1, 5, d)
+        address = d.orchestrator.pools.replica("wave", 0).address
+        os.kill(pid_of(d, "wave"), signal.SIGKILL)
+        assert_terminal(await collect(handle), Failed)
+        assert running.get() == 0
+        row = next(r for r in d.status()["stages"] if r["stage"] == "wave")
+        assert (row["running"], row["queued"], row["resident_bytes"]) == (0, 0, 0)
+        assert not Path(address.removeprefix("ipc://")).exists()
 
 
 async def test_random_aborts_under_load(tmp_path: Path) -> None:
@@ -253,6 +297,18 @@ async def test_drain_lets_running_requests_end(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="shutting down"):
             await deployment.submit(spec())
         assert_terminal(await collect(handle), Done)
+        await asyncio.wait_for(draining, 2)
+
+
+async def test_drain_refuses_those_who_wait(tmp_path: Path) -> None:
+    async with deployed(sim_plan(stages={"wave": {"slots": 1}}), tmp_path) as deployment:
+        running = await deployment.submit(spec())
+        waiting = asyncio.create_task(deployment.submit(spec()))
+        await asyncio.sleep(0)
+        draining = asyncio.create_task(deployment.drain())
+        with pytest.raises(Unavailable, match="shutting down"):
+            await waiting
+        assert_terminal(await collect(running), Done)
         await asyncio.wait_for(draining, 2)
 
 

@@ -195,6 +195,17 @@ async def test_full_pools_queue_within_bounds(tmp_path: Path) -> None:
         assert all(not r.bound for pool in deployment.orchestrator.pools for r in pool.replicas)
 
 
+async def test_input_waits_for_its_stage(tmp_path: Path) -> None:
+    """A stage behind a whole edge gets the client's input with its Submit, however long the producer takes."""
+    async with deployed(sim_plan(stages={"ear": {"first_output_s": 0.5}}), tmp_path) as deployment:
+        handle = await deployment.submit(spec(audio=True))
+        request = deployment.orchestrator._requests[handle.request_id]
+        await until(lambda: "ear" in request.started, 5, deployment)
+        assert list(request.held_inputs) == ["think"]
+        assert isinstance((await collect(handle))[-1], Done)
+        assert request.held_inputs == {}
+
+
 async def test_waiting_for_a_slot_has_a_deadline(tmp_path: Path) -> None:
     plan = sim_plan(stages={"wave": {"slots": 1, "interval_s": 0.5}}, limits={"queue_timeout_s": 0.2})
     async with deployed(plan, tmp_path) as deployment:

@@ -166,7 +166,7 @@ SENTINELS = [
     ("edges.0.mode", "whole", ["edges.writer->speaker.mode"]),
     ("edges.0.payload", "latents", ["edges.writer->speaker.payload"]),
     ("edges.0.capacity", "9 MiB", ["edges.writer->speaker.capacity_bytes"]),
-    ("limits.max_audio_s", "3.5", ["limits.max_audio_s"]),
+    ("limits.request_timeout_s", "3.5", ["limits.request_timeout_s"]),
     ("restarts.max_restarts", "2", ["restarts.max_restarts"]),
     ("tasks.chat.outputs.audio", "writer", ["tasks.chat.outputs.audio"]),
     ("short_names", "[polly]", ["name", "served_names"]),

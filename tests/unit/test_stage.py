@@ -156,13 +156,14 @@ def test_older_epochs_are_dropped_and_newer_ones_replace(bench: Bench) -> None:
 
 def test_repeated_and_late_pieces_are_dropped(bench: Bench) -> None:
     bench.submit("a")
-    bench.piece("a", 5, last=False)
-    bench.piece("a", 5, last=False)
-    bench.piece("a", 4, last=False)
-    bench.piece("a", 6, last=True)
+    bench.piece("a", 0, last=False)
+    bench.piece("a", 0, last=False)
+    bench.piece("a", 1, last=False)
+    bench.piece("a", 0, last=False)
+    bench.piece("a", 2, last=True)
     ended = bench.heard(Ended)
-    assert ended.usage["outputs"] == 4
-    bench.piece("a", 7)
+    assert ended.usage["outputs"] == 6
+    bench.piece("a", 3)
     bench.heard(Credit)
     assert bench.loop.stats().dropped_pieces == 3
 
@@ -230,6 +231,22 @@ def test_a_fault_in_one_request_leaves_the_next_alone(tmp_path: Path) -> None:
     bench.piece("a")
     assert bench.heard(Ended).error is None
     bench.close()
+
+
+def test_a_gap_in_the_input_is_an_error_and_not_a_wait(bench: Bench) -> None:
+    bench.submit("a")
+    bench.piece("a", 0, last=False)
+    bench.piece("a", 2)
+    assert "pieces before number 2 are lost" in bench.heard(Ended).error["message"]
+
+
+def test_input_that_could_not_be_kept_fails_its_request(bench: Bench) -> None:
+    """Pieces that were parked for too long are gone: the Submit that comes then must not wait for them."""
+    bench.loop._parking = Parking(timeout_s=0.0)
+    bench.piece("a")
+    bench.heard(Credit)
+    bench.submit("a")
+    assert bench.heard(Ended).error["class"] == "ConnectorError"
 
 
 def test_numpy_views_do_not_leave_the_arena(bench: Bench) -> None:
