@@ -262,6 +262,30 @@ def test_all_of_a_long_text_is_said(mouth: Talker, vocoder: Code2Wav) -> None:
     assert together == pytest.approx(one_by_one, rel=0.1)
 
 
+def test_a_sentence_said_again_and_again_is_heard(mouth: Talker, vocoder: Code2Wav, listener: Ear) -> None:
+    """At no more than twice what other speech of this length costs, and as often as it was said."""
+    question = "What is the capital of France?"
+    once = say(mouth, vocoder, question)
+    repeated = np.tile(once, 20)[: 30 * SAMPLE_RATE_HZ]
+    ordinary = say(mouth, vocoder, STORY)[: 30 * SAMPLE_RATE_HZ]
+    outcome = hear(listener, clip(repeated))
+    num_said = len(repeated) // len(once)
+    assert error_rate(" ".join([question] * num_said), outcome.payloads[0].meta["text"]) <= 0.1
+    assert outcome.end.reason == "stop"
+    num_steps = hear(listener, clip(ordinary)).end.usage["completion_tokens"]
+    assert outcome.end.usage["completion_tokens"] <= 2 * num_steps
+    for segment in outcome.payloads[0].meta["segments"]:
+        assert -1 < segment["avg_logprob"] < 0 < segment["no_speech_prob"] < 1
+        assert listener._model.text(segment["tokens"]).strip() == segment["text"]
+
+
+def test_a_word_that_sends_the_model_in_circles_is_heard(mouth: Talker, vocoder: Code2Wav, listener: Ear) -> None:
+    once = say(mouth, vocoder, "Yes.")
+    outcome = hear(listener, clip(np.tile(once, 60)[: 20 * SAMPLE_RATE_HZ]))
+    assert set(words(outcome.payloads[0].meta["text"]).split()) == {"yes"}
+    assert outcome.end.usage["completion_tokens"] <= 250
+
+
 @pytest.mark.parametrize("kind", ["silence", "hiss", "noise", "hum", "tone"])
 def test_what_is_no_speech_has_no_text(listener: Ear, kind: str) -> None:
     time_s, rng = np.arange(4 * 16_000) / 16_000, np.random.default_rng(0)

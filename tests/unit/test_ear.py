@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +23,12 @@ from runtime.programs.sidekick.transcript import (
     TimedTokens,
     Window,
     complete_parts,
+    first_round,
     is_repetitive,
     is_speech,
     next_window,
     split_tokens,
+    without_loop,
 )
 from tests.speech import Outcome, load_context, run_request, run_requests, work
 
@@ -54,8 +57,11 @@ class ScriptedModel:
     def prompt_tokens(self, text: str) -> list[int]:
         return [len(text)] if text else []
 
-    def transcribe(self, encoded: FloatArray, language: str, prompt: Sequence[int], temperature: float) -> Heard:
+    def transcribe(
+        self, encoded: FloatArray, language: str, prompt: Sequence[int], temperature: float, sound_s: float
+    ) -> Heard:
         num_frames = encoded.shape[1]
+        assert 0 < sound_s <= num_frames / 100
         self.calls.append((language, list(prompt), temperature, num_frames))
         loudest = int(np.argmax(encoded.mean(axis=1)))
         if loudest == self.heard.get("fails_on"):
@@ -66,6 +72,7 @@ class ScriptedModel:
             self.heard.get("no_speech_prob", 0.0),
             self.heard.get("average_log_prob", -0.3),
             cut_off=self.heard.get("cut_off", False),
+            num_steps=len(tokens),
         )
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -116,7 +123,10 @@ def test_a_clip_gives_its_text_with_times() -> None:
     assert payload.kind == "text"
     assert payload.meta["text"].startswith("band")
     assert (payload.meta["index"], payload.meta["language"], payload.meta["duration_s"]) == (0, "en", 2.0)
-    assert payload.meta["segments"] == [{"start": 0.9, "end": 1.1, "text": payload.meta["text"]}]
+    (segment,) = payload.meta["segments"]
+    assert (segment["start"], segment["end"], segment["text"]) == (0.9, 1.1, payload.meta["text"])
+    assert (segment["avg_logprob"], segment["no_speech_prob"]) == (-0.3, 0.0)
+    assert payload.meta["text"] == f"band{segment['tokens'][0]}"
     assert outcome.end.usage == {"audio_s": 2.0, "completion_tokens": 3.0}
     assert outcome.end.reason == "stop"
 
@@ -220,9 +230,11 @@ def test_silence_is_no_text_and_costs_no_model(samples: FloatArray) -> None:
     assert outcome.end.usage == {"audio_s": 1.0, "completion_tokens": 0.0}
 
 
-def test_noise_that_makes_the_model_speak_is_no_text() -> None:
+def test_noise_that_makes_the_model_speak_is_no_text(caplog: pytest.LogCaptureFixture) -> None:
     ear = make_ear(ScriptedModel(no_speech_prob=0.7, average_log_prob=-1.7))
-    assert heard_texts(hear(clip(tone(440)), ear=ear)) == [""]
+    with caplog.at_level(logging.INFO):
+        assert heard_texts(hear(clip(tone(440), 2), ear=ear)) == [""]
+    assert "clip 2: 0.0 to 0.5 s disbelieved: no_speech_prob 0.70, avg_logprob -1.70, 3 tokens" in caplog.text
     assert ear.counters()["disbelieved_windows"] == 1
     assert ear.counters()["windows"] == 1
 
@@ -321,6 +333,10 @@ def at(time_s: float) -> int:
     return FIRST_TIMESTAMP + round(time_s * SECOND)
 
 
+def said(tokens: Sequence[int], cut_off: bool = False) -> Heard:
+    return Heard(tokens, 0.0, -0.3, cut_off)
+
+
 def test_timestamps_bound_the_parts() -> None:
     tokens = [at(0.5), 1, 2, at(2), at(2.5), 3, at(4)]
     assert split_tokens(tokens, FIRST_TIMESTAMP, 10.0) == (
@@ -356,21 +372,21 @@ def test_an_unfinished_part_is_heard_again_in_the_next_window(
     tokens: list[int], kept: list[tuple[int, ...]], next_s: float
 ) -> None:
     window = Window(SAMPLE_RATE_HZ, 31 * SAMPLE_RATE_HZ, whole=False)
-    parts, position = complete_parts(tokens, FIRST_TIMESTAMP, window)
+    parts, position = complete_parts(said(tokens), FIRST_TIMESTAMP, window)
     assert [part.tokens for part in parts] == kept
     assert position == SAMPLE_RATE_HZ + next_s * SAMPLE_RATE_HZ
 
 
 def test_in_a_window_that_ends_in_a_pause_the_last_part_is_kept() -> None:
     window = Window(0, 20 * SAMPLE_RATE_HZ, whole=True)
-    parts, position = complete_parts([at(0), 1, at(9), at(9), 2], FIRST_TIMESTAMP, window)
+    parts, position = complete_parts(said([at(0), 1, at(9), at(9), 2]), FIRST_TIMESTAMP, window)
     assert parts == [TimedTokens(0.0, 9.0, (1,)), TimedTokens(9.0, 20.0, (2,))]
     assert position == window.stop
 
 
 def test_what_began_and_was_not_written_down_is_heard_again_even_there() -> None:
     window = Window(0, 20 * SAMPLE_RATE_HZ, whole=True)
-    parts, position = complete_parts([at(0), 1, at(9), at(9)], FIRST_TIMESTAMP, window)
+    parts, position = complete_parts(said([at(0), 1, at(9), at(9)]), FIRST_TIMESTAMP, window)
     assert parts == [TimedTokens(0.0, 9.0, (1,))]
     assert position == 9 * SAMPLE_RATE_HZ
 
@@ -380,11 +396,54 @@ def test_what_began_and_was_not_written_down_is_heard_again_even_there() -> None
 def test_any_tokens_make_progress_and_lose_no_text_of_a_whole_window(tokens: list[int]) -> None:
     for whole in (True, False):
         window = Window(0, 30 * SAMPLE_RATE_HZ, whole=whole)
-        parts, position = complete_parts(tokens, FIRST_TIMESTAMP, window)
+        parts, position = complete_parts(said(tokens), FIRST_TIMESTAMP, window)
         assert SAMPLE_RATE_HZ <= position <= window.stop
         assert all(0 <= part.start_s <= part.end_s <= 30 for part in parts)
-        if whole:
+        if whole and first_round(tokens) == len(tokens):
             assert [t for part in parts for t in part.tokens] == [t for t in tokens if t < FIRST_TIMESTAMP]
+
+
+QUESTION = [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_first"),
+    [
+        ([], 0),
+        (QUESTION, 7),
+        (QUESTION * 3, 21),
+        (QUESTION * 4, 7),
+        (QUESTION * 4 + [1, 2], 7),
+        ([8, 9] + QUESTION * 5 + [10, 11, 12], 9),
+        ([8] + [9, 10] * 12, 3),
+        ([9] * 23, 23),
+        ([9] * 24, 1),
+        (list(range(200)), 200),
+        (QUESTION * 4 + [8] + [9, 10, 11] * 20, 32),
+    ],
+)
+def test_where_a_loop_begins(tokens: list[int], num_first: int) -> None:
+    assert first_round(tokens) == num_first
+
+
+def test_who_repeats_himself_at_the_pace_of_speech_is_believed() -> None:
+    spoken = TimedTokens(0.0, 17.0, tuple(QUESTION * 9))
+    assert without_loop(spoken) == spoken
+    assert without_loop(TimedTokens(0.0, 5.0, spoken.tokens)) == TimedTokens(0.0, 5.0, tuple(QUESTION))
+    assert without_loop(spoken, cut_off=True).tokens == tuple(QUESTION)
+
+
+@pytest.mark.parametrize(("start_s", "kept", "next_s"), [(0, [QUESTION], 20), (12, [], 12)])
+def test_a_loop_without_end_is_heard_again_or_cut_to_its_first_round(
+    start_s: int, kept: list[list[int]], next_s: int
+) -> None:
+    before = [at(0), 50, at(start_s)] if start_s else []
+    window = Window(0, 20 * SAMPLE_RATE_HZ, whole=True)
+    parts, position = complete_parts(
+        said([*before, at(start_s), *QUESTION * 30], cut_off=True), FIRST_TIMESTAMP, window
+    )
+    assert [list(part.tokens) for part in parts] == [[50]] * bool(start_s) + kept
+    assert position == next_s * SAMPLE_RATE_HZ
 
 
 def test_what_is_believed() -> None:

@@ -6,6 +6,7 @@ not hold up a short one. Knows nothing of chats or of what becomes of the text. 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,10 +28,13 @@ from runtime.programs.sidekick.transcript import (
     Heard,
     TimedTokens,
     complete_parts,
+    first_round,
     is_speech,
     next_window,
 )
 from runtime.programs.sidekick.whisper import FILES, Recognizer
+
+log = logging.getLogger(__name__)
 
 TAIL_S = 3.0
 """Silence after a short window: the model must see that the speech is over."""
@@ -55,7 +59,9 @@ class SpeechModel(Protocol):
     def encode(self, features: FloatArray) -> Any: ...
     def detect_language(self, encoded: Any) -> str: ...
     def prompt_tokens(self, text: str) -> list[int]: ...
-    def transcribe(self, encoded: Any, language: str, prompt: Sequence[int], temperature: float) -> Heard: ...
+    def transcribe(
+        self, encoded: Any, language: str, prompt: Sequence[int], temperature: float, sound_s: float
+    ) -> Heard: ...
     def text(self, tokens: Sequence[int]) -> str: ...
     def language(self, code: Any) -> str: ...
 
@@ -198,25 +204,42 @@ class Ear:
             return replace(progress, hearing=passed_over)
         encoded = self._model.encode(log_mel(samples, self._num_frames(len(samples))))
         language = hearing.language or self._model.detect_language(encoded)
-        heard = self._model.transcribe(encoded, language, state.prompt, state.temperature)
+        sound_s = len(samples) / SAMPLE_RATE_HZ
+        heard = self._model.transcribe(encoded, language, state.prompt, state.temperature, sound_s)
         progress = replace(
-            progress,
-            num_windows=progress.num_windows + 1,
-            num_tokens=progress.num_tokens + len(heard.tokens),
-            cut_off=progress.cut_off or heard.cut_off,
+            progress, num_windows=progress.num_windows + 1, num_tokens=progress.num_tokens + heard.num_steps
         )
-        if not is_speech(heard, self._model.text(heard.tokens)):
+        if not self._believes(heard):
+            log.info(
+                "request %s: clip %d: %.1f to %.1f s disbelieved: no_speech_prob %.2f, avg_logprob %.2f, %d tokens",
+                state.request_id,
+                hearing.index,
+                window.start / SAMPLE_RATE_HZ,
+                window.stop / SAMPLE_RATE_HZ,
+                heard.no_speech_prob,
+                heard.average_log_prob,
+                len(heard.tokens),
+            )
             return replace(progress, hearing=passed_over, num_disbelieved=progress.num_disbelieved + 1)
-        parts, position = complete_parts(heard.tokens, self._model.first_timestamp, window)
-        segments = tuple(self._segment(part, window.start / SAMPLE_RATE_HZ) for part in parts)
+        parts, position = complete_parts(heard, self._model.first_timestamp, window)
+        segments = tuple(self._segment(part, heard, window.start / SAMPLE_RATE_HZ) for part in parts)
         hearing = replace(hearing, position=position, language=language, segments=(*hearing.segments, *segments))
-        return replace(progress, hearing=hearing)
+        is_cut_off = progress.cut_off or (heard.cut_off and position == window.stop)
+        return replace(progress, hearing=hearing, cut_off=is_cut_off)
 
-    def _segment(self, part: TimedTokens, offset_s: float) -> dict[str, Any]:
+    def _believes(self, heard: Heard) -> bool:
+        words = [token for token in heard.tokens if token < self._model.first_timestamp]
+        return is_speech(heard, self._model.text(words[: first_round(words)]))
+
+    def _segment(self, part: TimedTokens, heard: Heard, offset_s: float) -> dict[str, Any]:
+        """How sure the model is, it says of a window: that is what each of its segments has."""
         return {
             "start": round(offset_s + part.start_s, 3),
             "end": round(offset_s + part.end_s, 3),
             "text": self._model.text(part.tokens),
+            "tokens": list(part.tokens),
+            "avg_logprob": heard.average_log_prob,
+            "no_speech_prob": heard.no_speech_prob,
         }
 
     def _num_frames(self, num_samples: int) -> int:
@@ -287,5 +310,5 @@ def load(context: LoadContext) -> Ear:
     program = Ear(model, decoder, settings)
     context.progress("warming up the speech recognizer")
     tone = np.sin(np.arange(SAMPLE_RATE_HZ, dtype=np.float32) * 0.2)
-    model.transcribe(model.encode(log_mel(tone, program._num_frames(len(tone)))), "en", [], 0.0)
+    model.transcribe(model.encode(log_mel(tone, program._num_frames(len(tone)))), "en", [], 0.0, sound_s=1.0)
     return program

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,12 +25,19 @@ _MIN_ADVANCE_S = 1.0
 """A window that was understood for less than this is not begun again: the clip would take for ever."""
 _MIN_REST_S = 0.4
 """Nor is it begun again for less than a short word."""
+_MIN_ADVANCE_CUT_OFF_S = 10.0
+"""Nor, where the model had to be stopped, for less than this: each time costs as much as a window may cost."""
 TOKEN_S = 0.02
 """Timestamps count in steps of this."""
 
 _NO_SPEECH_PROB = 0.5
 _AVERAGE_LOG_PROB = -1.0
 _REPETITIVE = 2.4
+_MIN_ROUNDS = 3
+_MIN_LOOP_TOKENS = 24
+"""Fewer, as in "no, no, no", are no loop."""
+_FASTEST_TOKENS_PER_S = 12.0
+"""Nobody says the same over and over faster than this; a model does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +51,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the model made of a window: text and timestamp tokens, and how sure it was."""
+    """What the model made of a window: text and timestamp tokens, and how sure it was. `num_steps` is what it cost.
+
+    In a loop each round makes the model surer of the next one: average_log_prob is then that of the first round.
+    """
 
     tokens: Sequence[int]
     no_speech_prob: float
     average_log_prob: float
     cut_off: bool = False
     """The model went on until it was stopped."""
+    num_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +114,48 @@ def split_tokens(
     return parts, TimedTokens(start_s, window_s, tuple(text)) if is_open else None
 
 
-def complete_parts(tokens: Sequence[int], first_timestamp: int, window: Window) -> tuple[list[TimedTokens], int]:
+def complete_parts(heard: Heard, first_timestamp: int, window: Window) -> tuple[list[TimedTokens], int]:
     """The parts of a window to keep, and the sample of the clip where the next window begins.
 
-    An open part is heard again from its start, unless its text is all there or too little would be gained.
+    An open part is heard again from its start, unless its text is all there or too little would be gained. Of a part
+    that the model filled by saying the same over and over, the first round is kept: that much was said.
     """
     window_s = (window.stop - window.start) / SAMPLE_RATE_HZ
-    parts, rest = split_tokens(tokens, first_timestamp, window_s)
+    timed, rest = split_tokens(heard.tokens, first_timestamp, window_s)
+    parts = [without_loop(part) for part in timed]
     if rest is None:
         return parts, window.stop
-    is_complete = window.whole and bool(rest.tokens)
-    if not is_complete and rest.start_s >= _MIN_ADVANCE_S and window_s - rest.start_s >= _MIN_REST_S:
+    is_complete = window.whole and bool(rest.tokens) and not heard.cut_off
+    min_advance_s = _MIN_ADVANCE_CUT_OFF_S if heard.cut_off else _MIN_ADVANCE_S
+    if not is_complete and rest.start_s >= min_advance_s and window_s - rest.start_s >= _MIN_REST_S:
         return parts, window.start + int(rest.start_s * SAMPLE_RATE_HZ)
-    return [*parts, rest] if rest.tokens else parts, window.stop
+    return [*parts, without_loop(rest, heard.cut_off)] if rest.tokens else parts, window.stop
+
+
+def without_loop(part: TimedTokens, cut_off: bool = False) -> TimedTokens:
+    """The part as it is, or up to its first round if it runs in circles faster than anyone speaks, or to no end.
+
+    Whoever really repeats himself does so at the pace of speech, and the timestamps show it.
+    """
+    too_fast = len(part.tokens) > _FASTEST_TOKENS_PER_S * (part.end_s - part.start_s)
+    if not (cut_off or too_fast):
+        return part
+    return replace(part, tokens=tuple(part.tokens[: first_round(part.tokens)]))
+
+
+def first_round(tokens: Sequence[int]) -> int:
+    """How many of the text tokens come before the model begins to repeat them; all of them if it does not.
+
+    A loop is a run of at least three equal rounds; the longest one counts.
+    """
+    longest, length = len(tokens), _MIN_LOOP_TOKENS - 1
+    for period in range(1, len(tokens) // _MIN_ROUNDS + 1):
+        run = 0
+        for index in range(period, len(tokens)):
+            run = run + 1 if tokens[index] == tokens[index - period] else 0
+            if run >= (_MIN_ROUNDS - 1) * period and run + period > length:
+                longest, length = index + 1 - run, run + period
+    return longest
 
 
 def is_repetitive(text: str) -> bool:
@@ -124,8 +164,14 @@ def is_repetitive(text: str) -> bool:
     return len(data) > _REPETITIVE * len(zlib.compress(data))
 
 
+def sounds_like_speech(heard: Heard) -> bool:
+    """Whether the window is speech for sure, whatever the model made of it."""
+    return heard.no_speech_prob < _NO_SPEECH_PROB
+
+
 def is_speech(heard: Heard, text: str) -> bool:
-    """Whether to believe a window's text. Noise and music make the model speak too, but unsurely or in circles."""
-    if heard.no_speech_prob < _NO_SPEECH_PROB:
-        return True
-    return heard.average_log_prob >= _AVERAGE_LOG_PROB and not is_repetitive(text)
+    """Whether to believe a window's text. Noise and music make the model speak too, but unsurely or in circles.
+
+    `text` goes up to the end of its first round: a sentence that someone says again and again was said.
+    """
+    return sounds_like_speech(heard) or (heard.average_log_prob >= _AVERAGE_LOG_PROB and not is_repetitive(text))

@@ -5,8 +5,10 @@ Knows prompts, special tokens and decoding; nothing of clips, windows or request
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ import numpy as np
 from runtime.errors import InvalidRequest, WeightsError
 from runtime.programs.sidekick.audio import FloatArray
 from runtime.programs.sidekick.loading import require_module
-from runtime.programs.sidekick.transcript import Heard, is_repetitive
+from runtime.programs.sidekick.transcript import Heard, first_round, sounds_like_speech
 
 FILES = ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt")
 MAX_LENGTH = 448
 """Tokens that the decoder has places for, those of the prompt included; half of them are for the answer."""
 MAX_PROMPT_TOKENS = MAX_LENGTH // 2 - 1
-_NO_REPEAT_TOKENS = 3
+_DEFAULT_SUPPRESSED = -1
+"""Stands for the tokens that the model's own configuration bans."""
+_MIN_TOKENS, _TOKENS_PER_S = 16, 15.0
+"""A window gets so many tokens, and so many more for each second of sound: more than speech takes in most languages."""
 
 
 class Recognizer:
@@ -49,6 +54,7 @@ class Recognizer:
             for name in ("endoftext", "startoftranscript", "startofprev", "transcribe", "notimestamps")
         )
         self.first_timestamp: int = no_timestamps + 1
+        self._never = [_DEFAULT_SUPPRESSED, *range(self._end + 1, self.first_timestamp)]
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -70,26 +76,39 @@ class Recognizer:
         tokens = self._tokenizer.encode(" " + text.strip(), add_special_tokens=False).ids
         return [token for token in tokens if token < self._end][-MAX_PROMPT_TOKENS:]
 
-    def transcribe(self, encoded: Any, language: str, prompt: Sequence[int], temperature: float) -> Heard:
-        """Greedy at temperature 0, else sampled. A text that runs in circles is decoded again without repetitions."""
-        heard = self._generate(encoded, language, prompt, temperature, no_repeat=0)
-        if is_repetitive(self.text(heard.tokens)):
-            heard = self._generate(encoded, language, prompt, temperature, no_repeat=_NO_REPEAT_TOKENS)
-        return heard
-
-    def _generate(
-        self, encoded: Any, language: str, prompt: Sequence[int], temperature: float, no_repeat: int
+    def transcribe(
+        self, encoded: Any, language: str, prompt: Sequence[int], temperature: float, sound_s: float
     ) -> Heard:
+        """Greedy at temperature 0, else sampled. `sound_s` of the window are sound, which bounds the text.
+
+        A text in circles from what may be no speech is begun a second time, up to its first round, for its scores.
+        """
         before = [self._previous, *prompt] if prompt else []
         start = [*before, self._start, self._language_ids[language], self._transcribe]
+        max_tokens = min(_MIN_TOKENS + math.ceil(_TOKENS_PER_S * sound_s), MAX_LENGTH // 2, MAX_LENGTH - len(start))
+        heard = self._generate(encoded, start, temperature, max_tokens)
+        num_head = self._num_before_second_round(heard.tokens)
+        if num_head == len(heard.tokens) or sounds_like_speech(heard):
+            return heard
+        head = self._generate(encoded, start, temperature, num_head)
+        return replace(heard, average_log_prob=head.average_log_prob, num_steps=heard.num_steps + head.num_steps)
+
+    def _num_before_second_round(self, tokens: Sequence[int]) -> int:
+        """Tokens up to the end of the first round of a loop, timestamps included; all if there is no loop."""
+        places = [place for place, token in enumerate(tokens) if token < self._end]
+        num_text = first_round([tokens[place] for place in places])
+        return places[num_text] if num_text < len(places) else len(tokens)
+
+    def _generate(self, encoded: Any, start: Sequence[int], temperature: float, max_tokens: int) -> Heard:
         (result,) = self._model.generate(
             encoded,
             [start],
             beam_size=1,
             sampling_temperature=temperature or 1.0,
             sampling_topk=0 if temperature else 1,
-            no_repeat_ngram_size=no_repeat,
-            max_length=MAX_LENGTH,
+            # the library stops at half of this, and where prompt and text together reach it
+            max_length=max(2 * max_tokens, max_tokens + len(start)),
+            suppress_tokens=self._never,
             return_scores=True,
             return_no_speech_prob=True,
         )
@@ -98,7 +117,8 @@ class Recognizer:
             tokens=tokens,
             no_speech_prob=result.no_speech_prob,
             average_log_prob=result.scores[0],
-            cut_off=len(tokens) >= min(MAX_LENGTH // 2, MAX_LENGTH - len(start)),
+            cut_off=len(tokens) >= max_tokens,
+            num_steps=len(tokens),
         )
 
     def text(self, tokens: Sequence[int]) -> str:
