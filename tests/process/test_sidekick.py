@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from tests.process.sidekick import Answer, Sidekick, ask, running, spoken, wav, 
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
 
+COUNTRIES = ("France", "Italy", "Spain", "Germany", "England", "Japan", "Russia", "Egypt", "Canada", "Greece")
 LONG = "Tell me in five sentences how rain is made."
 SENTENCES = (
     "The capital of France is Paris.",
@@ -84,6 +87,17 @@ def test_a_spoken_question_gets_a_spoken_answer(sidekick: Sidekick) -> None:
 def test_what_is_said_is_heard(sidekick: Sidekick) -> None:
     heard = [words(hear(sidekick, speech(sidekick, sentence))) for sentence in SENTENCES]
     assert jiwer.wer([words(s) for s in SENTENCES], heard) <= 0.1, heard
+
+
+def test_what_is_answered_is_heard(sidekick: Sidekick) -> None:
+    """The audio of ten answers, transcribed by our own ear, against their texts."""
+    said, heard = [], []
+    for country in COUNTRIES:
+        answer = ask(sidekick.client, f"What is the capital of {country}?", ["text", "audio"], max_tokens=40)
+        said.append(words(answer.text))
+        heard.append(words(hear(sidekick, wav(answer.samples))))
+    assert all(said)
+    assert jiwer.wer(said, heard) <= 0.1, list(zip(said, heard, strict=True))
 
 
 def mixed(sidekick: Sidekick) -> list[Any]:
@@ -174,6 +188,32 @@ def test_kill_9_of_a_stage_in_the_middle(sidekick: Sidekick) -> None:
     assert ask(sidekick.client, "What is the capital of France?", ["text", "audio"]).pcm
 
 
+def test_kill_9_of_the_thinker_and_the_ear(sidekick: Sidekick) -> None:
+    for stage, content in (("thinker", LONG), ("ear", [spoken(speech(sidekick, SENTENCES[0]))])):
+        outcome: list[Exception] = []
+        asking = threading.Thread(target=lambda c=content, o=outcome: o.extend(failure(sidekick, c)))
+        asking.start()
+        deadline_s = time.monotonic() + 30
+        while not sidekick.stages()[stage]["bound"]:
+            assert time.monotonic() < deadline_s
+        killed_s = time.monotonic()
+        os.kill(sidekick.stages()[stage]["pid"], signal.SIGKILL)
+        asking.join(10)
+        assert time.monotonic() - killed_s < 3
+        assert len(outcome) == 1
+        assert speech(sidekick, "Hello."), "the voice needs neither of them"
+        sidekick.until_ready()
+    assert "Paris" in ask(sidekick.client, "What is the capital of France?", ["text"]).text
+
+
+def failure(sidekick: Sidekick, content: Any) -> list[Exception]:
+    try:
+        ask(sidekick.client, content, ["text"])
+    except openai.APIError as exc:
+        return [exc]
+    return []
+
+
 def test_nothing_is_left_after_down(tmp_path: Path) -> None:
     with running(tmp_path) as sidekick:
         port = int(sidekick.url.rsplit(":", 1)[1])
@@ -188,7 +228,8 @@ def test_nothing_is_left_after_down(tmp_path: Path) -> None:
         sidekick.omnictl("up", "sidekick", "-d", "--port", str(port), timeout_s=300)
         pids |= {server.pid, *(row["pid"] for row in sidekick.stages().values())}
         sidekick.down()
-        assert sidekick.omnictl("ps", "--json").strip().startswith("{")
+        assert json.loads(sidekick.omnictl("ps", "--json")) == {"deployments": []}
+        assert not [f for f in Path(tempfile.gettempdir()).glob("omnictl-*") if int(f.name.split("-")[1]) in pids]
         assert not [p for p in Path("/dev/shm").glob("omnictl-*") if int(p.name.split("-")[1]) in pids]
         assert not [p for p in pids if psutil.pid_exists(p)]
         with pytest.raises(httpx.ConnectError):

@@ -22,7 +22,7 @@ class State:
 
 
 class Echo:
-    """Gives each piece back; breaks on the pieces "bad" (its own error), "poison" (the batch raises), "evil" (input)."""
+    """Gives pieces back; breaks on "bad" (an error of its own), "poison" (the batch raises) and "evil" (in feed)."""
 
     max_batch = 3
 
