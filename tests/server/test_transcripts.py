@@ -10,7 +10,7 @@ from runtime.server.transcriptions.subtitles import to_srt, to_vtt
 
 SEGMENTS = [
     {"start": 0.0, "end": 1.2, "text": " Hello there."},
-    {"start": 3599.9996, "end": 3661.25, "text": " Bye.", "avg_logprob": -0.5, "tokens": [1, 2]},
+    {"start": 3599.9996, "end": 3661.25, "text": " Bye.", "avg_logprob": -0.5, "no_speech_prob": 0.1, "tokens": [1, 2]},
 ]
 
 
@@ -29,6 +29,7 @@ def test_verbose_json_is_what_the_sdk_expects(transcript: Transcript) -> None:
     assert parsed.segments is not None
     assert [s.id for s in parsed.segments] == [0, 1]
     assert [s.avg_logprob for s in parsed.segments] == [0.0, -0.5]
+    assert [s.no_speech_prob for s in parsed.segments] == [0.0, 0.1]
     assert parsed.segments[1].tokens == [1, 2]
     assert parsed.segments[0].temperature == 0.2
     assert parsed.segments[0].compression_ratio > 0
