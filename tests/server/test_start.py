@@ -103,5 +103,12 @@ def test_text_works_while_the_voice_is_dead(tmp_path: Path) -> None:
 
 def test_probes_of_what_is_not_there(tmp_path: Path) -> None:
     with served(sim_plan(), tmp_path, wait=False) as server, server.http() as http:
-        for query in ("task=paint", "modality=video", "task=speech&modality=text"):
-            assert http.get(f"/ready?{query}").status_code == 400
+        for query, param, text in (
+            ("task=paint", "task", "no task 'paint' here; served: chat (text, audio)"),
+            ("modality=smell", "modality", "no modality 'smell' here; served: chat (text, audio)"),
+            ("task=speech&modality=text", "modality", "no task 'speech' with modality 'text' here"),
+        ):
+            reply = http.get(f"/ready?{query}")
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == param
+            assert reply.json()["error"]["message"].startswith(text)

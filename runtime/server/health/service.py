@@ -35,7 +35,11 @@ class HealthService:
             if task in (None, task_name) and modality in (None, modality_name)
         ]
         if not wanted:
-            raise InvalidRequest(f"no task {task!r} with modality {modality!r} here; served: {rows_text(rows)}")
+            asked = " with ".join(
+                f"{name} {value!r}" for name, value in (("task", task), ("modality", modality)) if value is not None
+            )
+            param = "task" if task is not None and task not in rows else "modality"
+            raise InvalidRequest(f"no {asked} here; served: {rows_text(rows)}", param=param)
         phases = stage_phases(self._orchestrator.status())
         passed = phases["phase"] in SERVING_PHASES and all(row["ready"] for row in wanted)
         return Probe(passed, {"ready": passed, **phases, "tasks": rows})
