@@ -1,5 +1,6 @@
 """Token counts of an answer, from the counts that its stages reported. Text tokens are the counts of the stage
-that writes the text, and of it alone; audio is in the details. Pure, and the same for streams and whole answers.
+that writes the text, and of it alone; a frame of audio counts as one token. As in the public API the total of an
+answer has both, and the details have them apart. Pure, and the same for streams and whole answers.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ def chat_usage(plan: Plan, usage: StageUsage) -> dict[str, Any]:
     """`usage` of a chat completion. audio_tokens are the frames that the audio stage made."""
     outputs = plan.tasks["chat"].outputs
     text = usage.get(outputs[Modality.TEXT], {})
-    prompt, completion = int(text.get("prompt_tokens", 0)), int(text.get("completion_tokens", 0))
+    prompt, written = int(text.get("prompt_tokens", 0)), int(text.get("completion_tokens", 0))
+    frames = _audio_frames(plan, "chat", usage)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "completion_tokens": written + frames,
+        "total_tokens": prompt + written + frames,
         "prompt_tokens_details": {"cached_tokens": int(text.get("cached_tokens", 0)), "text_tokens": prompt},
-        "completion_tokens_details": {"audio_tokens": _audio_frames(plan, "chat", usage), "text_tokens": completion},
+        "completion_tokens_details": {"audio_tokens": frames, "text_tokens": written},
     }
 
 

@@ -1,4 +1,4 @@
-"""Usage from the counts that real stages report (F111: no sums over stages, audio in the details)."""
+"""Usage from the counts that real stages report (F111: text of one stage alone, details that add up to the total)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ STAGES = {
 }
 
 
-def test_chat_counts_the_text_of_the_thinker_alone() -> None:
+def test_chat_counts_the_text_of_the_thinker_alone_and_the_frames_of_audio() -> None:
     assert chat_usage(PLAN, STAGES) == {
         "prompt_tokens": 40,
-        "completion_tokens": 12,
-        "total_tokens": 52,
+        "completion_tokens": 312,
+        "total_tokens": 352,
         "prompt_tokens_details": {"cached_tokens": 16, "text_tokens": 40},
         "completion_tokens_details": {"audio_tokens": 300, "text_tokens": 12},
     }
@@ -26,6 +26,7 @@ def test_chat_counts_the_text_of_the_thinker_alone() -> None:
 
 def test_a_text_answer_has_no_audio_tokens() -> None:
     usage = chat_usage(PLAN, {"think": STAGES["think"]})
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (12, 52)
     assert usage["completion_tokens_details"] == {"audio_tokens": 0, "text_tokens": 12}
 
 
