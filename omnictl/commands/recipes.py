@@ -83,10 +83,16 @@ def validate_command(
         output.print_json([{"recipe": name, "problems": problems} for name, problems in results.items()])
     else:
         for name, problems in results.items():
-            output.write(f"{name}: {'ok' if not problems else f'{len(problems)} problems'}\n")
+            output.write(f"{name}: {_verdict(len(problems))}\n")
     found = [problem for problems in results.values() for problem in problems]
     if found:
         raise ConfigError("recipes are not sound", problems=tuple(found))
+
+
+def _verdict(num_problems: int) -> str:
+    if num_problems == 0:
+        return "ok"
+    return "1 problem" if num_problems == 1 else f"{num_problems} problems"
 
 
 def _problems(name: str) -> list[str]:

@@ -178,7 +178,7 @@ def test_validate_fails_with_every_problem_of_every_recipe(run: Run, tmp_path: P
     second["omnictl"]["edges"][0]["target"] = "nobody"
     paths = [write_recipe(tmp_path / str(index), data) for index, data in enumerate((first, second))]
     done = run("recipes", "validate", "sidekick", *map(str, paths), code=3)
-    assert "sidekick: ok" in done.stdout
+    assert done.stdout.splitlines() == ["sidekick: ok", f"{paths[0]}: 1 problem", f"{paths[1]}: 2 problems"]
     assert f"{paths[0]}: omnictl.stages.writer.slotz: unknown key (did you mean 'slots'?)" in done.stderr
     assert f"{paths[1]}: edges.0: unknown stage 'nobody'" in done.stderr
     rows = json.loads(run("recipes", "validate", str(paths[1]), "--json", code=3).stdout)
