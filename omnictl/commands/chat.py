@@ -32,8 +32,8 @@ def command(
     deployment = store.load(store.choose(name))
     if not deployment.is_alive:
         raise NotRunning(f"{deployment.name} does not run ({deployment.observed})", hint="omnictl up NAME")
-    if audio_out is not None and not audio_out.absolute().parent.is_dir():
-        raise InvalidRequest(f"--audio-out {audio_out}: there is no such folder")
+    if audio_out is not None:
+        _check_sound_file(audio_out)
     is_dialogue = text is None and voice_in is None and sys.stdin.isatty()
     if is_dialogue and as_json:
         raise ConfigError("--json is one document and a dialogue has several answers; give TEXT")
@@ -46,3 +46,12 @@ def command(
         answer = conversation.ask(text, voice_in)
     if as_json:
         output.print_json(answer.to_document())
+
+
+def _check_sound_file(path: Path) -> None:
+    if path.suffix.lower() != ".wav":
+        raise InvalidRequest(
+            f"--audio-out {path}: ends in {path.suffix!r}; expected .wav", hint="it is written as a wav file"
+        )
+    if not path.absolute().parent.is_dir():
+        raise InvalidRequest(f"--audio-out {path}: there is no such folder")

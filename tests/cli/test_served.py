@@ -110,6 +110,8 @@ def test_chat_by_voice_in_both_directions(tool: Tool, tmp_path: Path) -> None:
         (("x", "--voice-in", "/nonexistent.wav"), "/nonexistent.wav"),
         (("x", "--voice-in", __file__), "format"),
         (("x", "--audio-out", "/nonexistent/a.wav"), "/nonexistent"),
+        (("x", "--audio-out", "a.ogg"), "--audio-out a.ogg: ends in '.ogg'; expected .wav"),
+        (("x", "--audio-out", "a"), "--audio-out a: ends in ''; expected .wav"),
     ],
 )
 def test_chat_refuses(tool: Tool, arguments: tuple[str, ...], text: str) -> None:
