@@ -31,8 +31,8 @@ TOPICS = (
     "rain", "bread", "the moon", "a library", "the sea", "a bicycle", "honey", "glass",
     "a volcano", "tea", "paper", "a clock", "snow", "a bridge", "wool", "salt",
 )  # fmt: skip
-MAX_TOKENS = 64
-LONG_TOKENS = 160
+MAX_TOKENS = 48
+LONG_TOKENS = 120
 
 
 def question(topic: str, number: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def thinker_section(ours: Sidekick, theirs: VllmServe) -> Section:
     for concurrency in (1, 8):
         loads: dict[str, list[Load]] = {"ours": [], "theirs": []}
         for number in range(ROUNDS + 1):
-            count, offset = max(4, concurrency * 2), (concurrency * 100 + number) * 20
+            count, offset = max(3, concurrency), (concurrency * 100 + number) * 20
             ours_load = asyncio.run(load(ours.url, questions("sidekick", count, offset), concurrency))
             bodies = questions(theirs.model, count, offset, **theirs.sampling)
             theirs_load = asyncio.run(load(theirs.url, bodies, concurrency))
@@ -111,7 +111,7 @@ def spoken(number: int) -> dict[str, Any]:
 def speech_section(chunked: Sidekick, whole: Sidekick) -> Section:
     loads: dict[str, list[Load]] = {"chunked": [], "whole": []}
     for number in range(ROUNDS + 1):
-        bodies = [spoken(number * 2 + n) for n in range(2)]
+        bodies = [spoken(number)]
         for name, server in (("chunked", chunked), ("whole", whole)):
             found = asyncio.run(load(server.url, bodies, 1))
             if number:
