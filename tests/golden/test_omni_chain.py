@@ -79,7 +79,9 @@ def requests_of(deployment: Deployment) -> dict[str, int]:
     return {row["stage"]: row["requests"] for row in deployment.status()["stages"]}
 
 
-@pytest.mark.parametrize(("mode", "processes"), [(EdgeMode.CHUNKED, THREE), (EdgeMode.WHOLE, TWO)])
+@pytest.mark.parametrize(
+    ("mode", "processes"), [(EdgeMode.CHUNKED, THREE), pytest.param(EdgeMode.WHOLE, TWO, marks=pytest.mark.slow)]
+)
 async def test_the_chain(
     tmp_path: Path, omni_references: dict[str, Reference], mode: EdgeMode, processes: tuple[tuple[str, ...], ...]
 ) -> None:

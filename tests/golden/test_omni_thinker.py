@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from runtime.engines.ar.engine import ArEngine
-from runtime.errors import InvalidRequest, UnsupportedMedia
+from runtime.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from runtime.payload import Tensor
 from runtime.plan import REQUEST_INPUT
 from tests.golden.ar_engines import BLOCK_SIZE, assert_nothing_left
-from tests.golden.omni_reference import NUM_TEXT_TOKENS, PARTS
-from tests.golden.omni_stages import StageDriver, Stream, context, make_omni_engine
+from tests.golden.omni_reference import CLIP_S, NUM_TEXT_TOKENS, PARTS
+from tests.golden.omni_stages import StageDriver, Stream, context, make_omni_engine, wav_file
 from tests.golden.tiny_qwen3_omni import HEAD_DIM, NUM_KV_HEADS, THINKER_LAYERS
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KV_BYTES_PER_TOKEN = THINKER_LAYERS * 2 * NUM_KV_HEADS * HEAD_DIM * 4
 CHUNK_TOKENS = 48
+MAX_AUDIO_S = 1.5 * CLIP_S
 HIDDEN = "hidden_states"
 TOLERANCE = 1e-5
 """Of the largest number: float32 with another order of additions."""
@@ -48,8 +49,8 @@ def make_thinker(folder: Path) -> tuple[Thinker, dict[str, list[int]]]:
             seen.setdefault(state.request_id, []).extend(generated.token_ids)
             return super().payloads(state, generated)
 
-    loaded = load(context(folder, "thinker", temperature=0.0, max_tokens=NUM_TEXT_TOKENS))
-    return Recorded(loaded.config, loaded.decoder, loaded.defaults, loaded.devices), seen
+    loaded = load(context(folder, "thinker", temperature=0.0, max_tokens=NUM_TEXT_TOKENS, max_audio_s=MAX_AUDIO_S))
+    return Recorded(loaded.config, loaded.decoder, loaded.defaults, loaded.devices, loaded.max_audio_s), seen
 
 
 class Case(StageDriver):
@@ -203,6 +204,31 @@ def test_a_clip_that_is_no_audio_fails_only_its_request(roomy: Case) -> None:
     assert streams["bad"].end is not None
     assert isinstance(streams["bad"].end.error, UnsupportedMedia)
     roomy.check(streams["short"], "short")
+
+
+def test_more_audio_than_allowed_fails_only_its_request(roomy: Case) -> None:
+    roomy.ask("audio", "audio", HIDDEN)
+    roomy.open("bad", inputs=frozenset({REQUEST_INPUT}))
+    for index in range(2):
+        meta = {"index": index, "format": "wav", "name": f"messages[0].content[{index}]"}
+        roomy.feed("bad", REQUEST_INPUT, "media", meta, {"data": wav_file()})
+    streams = roomy.drain()
+    assert streams["bad"].end is not None
+    error = streams["bad"].end.error
+    assert isinstance(error, InvalidRequest)
+    assert error.message == "messages[0].content[1]: the request has more than 3 s of audio"
+    roomy.check(streams["audio"], "audio")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"max_audio_s": 0}, "max_audio_s: 0; expected"), ({"temperatur": 1}, "did you mean 'temperature'")],
+)
+def test_settings_are_checked(omni_checkpoint: Path, settings: dict[str, Any], message: str) -> None:
+    from runtime.programs.qwen3_omni.thinker import load
+
+    with pytest.raises(ConfigError, match=message):
+        load(context(omni_checkpoint, "thinker", **settings))
 
 
 def test_a_prompt_too_long_is_refused(roomy: Case) -> None:

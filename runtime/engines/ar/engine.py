@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SEED_BITS = 53
 """Fresh seeds fit into a JSON number."""
+TEMPLATE = "chat template"
+"""What the tokens that are nobody's part belong to."""
 NUM_PARTS_NAMED = 8
 """Parts of a prompt that is too long that its error names."""
 
@@ -134,7 +136,7 @@ class ArEngine:
             self._failed.append(StageOutput(request_id, end=End(usage=request.usage)))
             return
         rendered = self.core.render(prompt)
-        self._check_length(request, len(rendered.token_ids))
+        self._check_length(request, len(rendered.token_ids), "media and chat template" if prompt.media else TEMPLATE)
         sampling = prompt.sampling
         if sampling.temperature > 0:
             request.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
@@ -145,12 +147,12 @@ class ArEngine:
         request.num_prompt_tokens = len(rendered.token_ids)
         self._counters["prompt_tokens"] += request.num_prompt_tokens
 
-    def _check_length(self, request: _Request, num_tokens: int) -> None:
+    def _check_length(self, request: _Request, num_tokens: int, rest: str) -> None:
         limit = self.core.max_model_len - 1
         if num_tokens <= limit:
             return
         by_part = dict(self.program.num_tokens_by_part(request.state, self.core.tokenizer))
-        by_part["chat template"] = num_tokens - sum(by_part.values())
+        by_part[rest] = num_tokens - sum(by_part.values())
         parts = tuple(f"{name}: {count} tokens" for name, count in sorted(by_part.items(), key=lambda p: -p[1]))
         more = f", and {len(parts) - NUM_PARTS_NAMED} more parts" if len(parts) > NUM_PARTS_NAMED else ""
         raise InvalidRequest(

@@ -15,7 +15,7 @@ import numpy as np
 from runtime.engines.ar.program import Generated, Prompt, hidden_states_arguments
 from runtime.engines.ar.sampling import Sampling, parse_sampling
 from runtime.engines.base import LoadContext, StageWork
-from runtime.errors import ConfigError, InvalidRequest, StageError
+from runtime.errors import ConfigError, InvalidRequest, StageError, UnsupportedMedia
 from runtime.payload import Payload
 from runtime.plan import PayloadKind
 from runtime.programs.qwen3_omni.config import OmniConfig, read_config
@@ -23,7 +23,7 @@ from runtime.programs.qwen3_omni.tensors import to_array
 from runtime.programs.sidekick.audio import SAMPLE_RATE_HZ, AudioDecoder, FloatArray
 
 MAX_CLIPS = 16
-MAX_CLIP_S = 600.0
+MAX_AUDIO_S = 600.0
 
 
 @dataclass(slots=True)
@@ -39,10 +39,18 @@ class _State:
 
 
 class Thinker:
-    """`defaults` apply where a request leaves a sampling parameter out."""
+    """`defaults` apply where a request leaves a sampling parameter out; max_audio_s bounds all clips of a request."""
 
-    def __init__(self, config: OmniConfig, decoder: AudioDecoder, defaults: Sampling, devices: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        config: OmniConfig,
+        decoder: AudioDecoder,
+        defaults: Sampling,
+        devices: tuple[str, ...],
+        max_audio_s: float = MAX_AUDIO_S,
+    ) -> None:
         self.config, self.decoder, self.defaults, self.devices = config, decoder, defaults, devices
+        self.max_audio_s = max_audio_s
 
     def arguments(self) -> Mapping[str, Any]:
         return {
@@ -59,10 +67,26 @@ class Thinker:
     def feed(self, state: _State, payload: Payload) -> None:
         """Messages, and clips as the bytes of their files."""
         if payload.kind == PayloadKind.MEDIA and payload.tensors:
-            self.decoder.check_format(payload.meta.get("format", ""))
-            state.clips[payload.meta["index"]] = self.decoder.decode(payload.tensors["data"], MAX_CLIP_S)
+            self._hear(state, payload)
         else:
             state.messages = payload.meta.get("messages", state.messages)
+
+    def _hear(self, state: _State, payload: Payload) -> None:
+        index = payload.meta["index"]
+        name = payload.meta.get("name") or f"audio clip {index}"
+        left_s = self.max_audio_s - sum(map(len, state.clips.values())) / SAMPLE_RATE_HZ
+        self.decoder.check_format(payload.meta.get("format", ""))
+        try:
+            samples = self.decoder.decode(payload.tensors["data"], left_s)
+        except UnsupportedMedia as exc:
+            raise UnsupportedMedia(f"{name}: {exc.message}", param="messages") from exc
+        if len(samples) > left_s * SAMPLE_RATE_HZ:
+            raise InvalidRequest(
+                f"{name}: the request has more than {self.max_audio_s:g} s of audio",
+                hint="send less at a time; the limit is the thinker's setting max_audio_s",
+                param="messages",
+            )
+        state.clips[index] = samples
 
     def prompt(self, state: _State, tokenizer: Any) -> Prompt:
         if not state.messages:
@@ -129,10 +153,14 @@ def _parts(state: _State) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def load(context: LoadContext) -> Thinker:
-    """ConfigError when a program setting is not a sampling parameter, WeightsError when a file is missing."""
-    config = read_config(context)
+    """ConfigError when a program setting is unknown or out of range, WeightsError when a file is missing."""
+    config, where = read_config(context), f"stage {context.stage.name}: program_settings"
+    settings = dict(context.stage.program_settings)
+    max_audio_s = settings.pop("max_audio_s", MAX_AUDIO_S)
+    if isinstance(max_audio_s, bool) or not isinstance(max_audio_s, int | float) or max_audio_s <= 0:
+        raise ConfigError(f"{where}: max_audio_s: {max_audio_s!r}; expected a number of seconds above 0")
     try:
-        defaults = parse_sampling(context.stage.program_settings, Sampling())
+        defaults = parse_sampling(settings, Sampling())
     except InvalidRequest as exc:
-        raise ConfigError(f"stage {context.stage.name}: program_settings: {exc.message}") from exc
-    return Thinker(config, AudioDecoder(context.stage.name), defaults, context.devices)
+        raise ConfigError(f"{where}: {exc.message}") from exc
+    return Thinker(config, AudioDecoder(context.stage.name), defaults, context.devices, max_audio_s)
