@@ -37,13 +37,16 @@ def _decode(text: str, param: str) -> bytes:
     return b"".join(decoded)
 
 
-def clip_payload(request_id: str, data: bytes, index: int, audio_format: str) -> Payload:
-    """An undecoded clip: tensors {"data": uint8 (size,)}, meta {"index", "format"}; format "" when not known."""
+def clip_payload(request_id: str, data: bytes, index: int, audio_format: str, name: str) -> Payload:
+    """An undecoded clip: tensors {"data": uint8 (size,)}, meta {"index", "format", "name"}.
+
+    format is "" when not known; name is the client's field, for messages about the clip.
+    """
     return Payload(
         kind=PayloadKind.MEDIA,
         request_id=request_id,
         edge=REQUEST_INPUT,
         sequence=index,
-        meta={"index": index, "format": audio_format},
+        meta={"index": index, "format": audio_format, "name": name},
         tensors={"data": np.frombuffer(data, np.uint8)},
     )

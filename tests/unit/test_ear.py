@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -199,6 +200,12 @@ def test_a_broken_clip_is_refused_and_named(data: bytes) -> None:
     error = error_of(hear(clip(tone(440), 0, last=False), clip(data, 1)))
     assert isinstance(error, UnsupportedMedia)
     assert error.message.startswith("audio clip 1: the audio cannot be decoded")
+
+
+def test_a_broken_clip_is_named_as_the_client_calls_it() -> None:
+    payload = clip(b"this is no sound")
+    named = msgspec.structs.replace(payload, meta={**payload.meta, "name": "file"})
+    assert error_of(hear(named)).message.startswith("file: the audio cannot be decoded")
 
 
 def test_a_named_format_must_be_known() -> None:

@@ -99,9 +99,10 @@ def test_data_may_be_an_array_of_bytes(decoder: AudioDecoder) -> None:
     np.testing.assert_array_equal(from_array, decoder.decode(data, 10))
 
 
-def test_a_stream_header_that_does_not_know_its_length_is_fine(decoder: AudioDecoder) -> None:
+@pytest.mark.parametrize("size_bytes", [0, 0xFFFF_FFFF, 0x7FFF_FFFF, 0x7FFF_F000])
+def test_a_stream_header_that_does_not_know_its_length_is_fine(decoder: AudioDecoder, size_bytes: int) -> None:
     data = bytearray(encode(tone(), subtype="PCM_16"))
-    data[4:8] = data[40:44] = b"\xff\xff\xff\xff"
+    data[4:8] = data[40:44] = size_bytes.to_bytes(4, "little")
     assert len(decoder.decode(bytes(data), 10)) / SAMPLE_RATE_HZ == pytest.approx(0.5, abs=0.01)
 
 
@@ -146,6 +147,24 @@ def test_damage_after_a_good_beginning_is_refused(decoder: AudioDecoder, contain
     damaged = data[: len(data) // 2] + (bytes(20_000) if container == "MP3" else b"")
     with pytest.raises(UnsupportedMedia, match=r"cannot be decoded after 0\.\d\d s"):
         decoder.decode(damaged, 10)
+
+
+def test_a_wav_that_was_cut_is_refused_with_its_sizes(decoder: AudioDecoder) -> None:
+    data = encode(tone(), subtype="PCM_16")
+    assert len(data) == 44 + 44_100
+    with pytest.raises(UnsupportedMedia, match="promises 44100 bytes of samples, and 14670 are there"):
+        decoder.decode(data[: len(data) // 3], 10)
+    before = data[:12] + b"LIST" + (3).to_bytes(4, "little") + b"abc\0" + data[12:]
+    assert len(decoder.decode(before, 10)) == 8000
+    with pytest.raises(UnsupportedMedia, match="promises 44100 bytes of samples, and 44000 are there"):
+        decoder.decode(before[:-100], 10)
+
+
+def test_a_wav_that_counts_its_header_or_has_more_behind_is_whole(decoder: AudioDecoder) -> None:
+    data = bytearray(encode(tone(), subtype="PCM_16"))
+    assert len(decoder.decode(bytes(data) + b"LIST\x04\0\0\0abcd", 10)) == 8000
+    data[40:44] = len(data).to_bytes(4, "little")
+    assert len(decoder.decode(bytes(data), 10)) == 8000
 
 
 def test_reading_stops_beyond_the_limit(decoder: AudioDecoder) -> None:

@@ -7,6 +7,7 @@ out by decoding clips, not by believing a list. Knows nothing of speech models. 
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,10 @@ ALIASES = {"mpga": "mp3", "mpeg": "mp3", "oga": "ogg", "wave": "wav", "x-wav": "
 
 _CONTAINERS = "wav,w64,aiff,au,caf,flac,ogg,mp3,aac,mov,mp4,m4a,matroska,webm"
 """Nothing but files that hold their own sound: a playlist could make the decoder open other files and addresses."""
+_UNKNOWN_SIZE_BYTES = 0x7FFF_0000
+"""From here on a wav's size means that its writer did not know it: each writer of streams has a number of its own."""
+_SIZE_SLACK_BYTES = 64
+"""Some writers count their header as samples."""
 _BLOCK = SAMPLE_RATE_HZ // 50
 _MARGIN_BLOCKS = 5
 _SOUND_RMS = 1e-3
@@ -126,6 +131,11 @@ class AudioDecoder:
         file = io.BytesIO(bytes(data))
         if file.getbuffer().nbytes == 0:
             raise self._undecodable("it is empty (0 bytes)", 0)
+        expected_bytes, found_bytes = wav_sizes(file.getbuffer())
+        if found_bytes + _SIZE_SLACK_BYTES < expected_bytes:
+            raise self._undecodable(
+                f"its header promises {expected_bytes} bytes of samples, and {found_bytes} are there: it is damaged", 0
+            )
         with self._av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
             if not container.streams.audio:
                 raise self._undecodable("it has no audio track", 0)
@@ -158,6 +168,23 @@ class AudioDecoder:
             for packet in [*stream.encode(frame), *stream.encode(None)]:
                 file.mux(packet)
         return out.getvalue()
+
+
+def wav_sizes(data: memoryview) -> tuple[int, int]:
+    """Bytes of samples that a wav's header promises, and those that follow it.
+
+    Both are 0 for what is no wav, or is one that was written as a stream, whose header does not know.
+    """
+    if bytes(data[:4]) != b"RIFF" or bytes(data[8:12]) != b"WAVE":
+        return 0, 0
+    start = 12
+    while start + 8 <= len(data):
+        name, size_bytes = struct.unpack_from("<4sI", data, start)
+        start += 8
+        if name == b"data":
+            return (size_bytes, len(data) - start) if size_bytes < _UNKNOWN_SIZE_BYTES else (0, 0)
+        start += size_bytes + size_bytes % 2
+    return 0, 0
 
 
 def sound_span(samples: FloatArray) -> tuple[int, int] | None:

@@ -68,11 +68,12 @@ class SpeechModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A file as it came."""
+    """A file as it came; `name` is what the client calls it."""
 
     data: Any
     index: int
     audio_format: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,9 @@ class Ear:
                 raise StageError(
                     f"ear: a payload brought {sorted(payload.tensors)}; expected the bytes of a file in data"
                 )
-            clip = Clip(data, int(payload.meta.get("index", 0)), str(payload.meta.get("format", "")))
+            index = int(payload.meta.get("index", 0))
+            name = str(payload.meta.get("name", f"audio clip {index}"))
+            clip = Clip(data, index, str(payload.meta.get("format", "")), name)
             self._decoder.check_format(clip.audio_format)
             state.progress = replace(state.progress, clips=(*state.progress.clips, clip))
         state.fed_all = state.fed_all or payload.last
@@ -184,11 +187,11 @@ class Ear:
         try:
             samples = self._decoder.decode(clip.data, max_s - progress.audio_s)
         except UnsupportedMedia as exc:
-            raise UnsupportedMedia(f"audio clip {clip.index}: {exc.message}", param=exc.param) from exc
+            raise UnsupportedMedia(f"{clip.name}: {exc.message}", param=exc.param) from exc
         audio_s = progress.audio_s + len(samples) / SAMPLE_RATE_HZ
         if audio_s > max_s:
             raise InvalidRequest(
-                f"audio clip {clip.index}: the request has more than {max_s:g} s of audio",
+                f"{clip.name}: the request has more than {max_s:g} s of audio",
                 param=PARAM,
                 hint="send less at a time; the limit is the ear's setting max_audio_s",
             )

@@ -99,7 +99,7 @@ class ChatService:
                 if Modality.AUDIO not in self._plan.tasks[TASK].inputs:
                     raise UnsupportedValue(f"{param}: {self._plan.name} does not listen in a chat", param=param)
                 data = await decode_base64(part.input_audio.data, f"{param}.data")
-                clips.append(clip_payload(request_id, data, len(clips), part.input_audio.format))
+                clips.append(clip_payload(request_id, data, len(clips), part.input_audio.format, param))
         return clips
 
     def _prompt(self, messages: list[Message], request_id: str) -> Payload:

@@ -42,7 +42,7 @@ class TranscriptionService:
         spec = RequestSpec(
             task=TASK,
             modalities=(Modality.TEXT,),
-            inputs={Modality.AUDIO: [clip_payload(request_id, upload.data, 0, upload.audio_format)]},
+            inputs={Modality.AUDIO: [clip_payload(request_id, upload.data, 0, upload.audio_format, "file")]},
             params=upload.form.model_dump(include={"language", "prompt", "temperature"}, exclude_none=True),
             request_id=request_id,
         )
