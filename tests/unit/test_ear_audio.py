@@ -154,7 +154,7 @@ def test_a_wav_that_was_cut_is_refused_with_its_sizes(decoder: AudioDecoder) -> 
     assert len(data) == 44 + 44_100
     with pytest.raises(UnsupportedMedia, match="promises 44100 bytes of samples, and 14670 are there"):
         decoder.decode(data[: len(data) // 3], 10)
-    before = data[:12] + b"LIST" + (3).to_bytes(4, "little") + b"abc\0" + data[12:]
+    before = data[:12] + b"JUNK" + (3).to_bytes(4, "little") + b"abc\0" + data[12:]
     assert len(decoder.decode(before, 10)) == 8000
     with pytest.raises(UnsupportedMedia, match="promises 44100 bytes of samples, and 44000 are there"):
         decoder.decode(before[:-100], 10)
