@@ -108,6 +108,13 @@ def _weights_problems(values: Omnictl) -> Iterator[str]:
     for name in values.weights:
         if all(stage.weights != name for stage in values.stages.values()):
             yield f"weights.{name}: no stage uses them"
+    for name, entry in values.weights.items():
+        made = {"packages": entry.packages, "files": entry.files, "licenses": entry.licenses}
+        missing = [key for key, value in made.items() if not value]
+        if entry.provided and len(missing) < len(made):
+            yield f"weights.{name}.provided: the folder is made from packages; it cannot be provided as well"
+        if missing and not entry.provided:
+            yield f"weights.{name}: {' and '.join(missing)} missing; or name the files that are `provided`"
 
 
 def _voice_problems(values: Omnictl) -> Iterator[str]:

@@ -85,6 +85,9 @@ def find_problem(folder: Path, weights: Weights, *, full: bool = False) -> str |
     """
     if not folder.is_dir():
         return ABSENT
+    if weights.provided:
+        missing = [name for name in weights.provided if not (folder / name).is_file()]
+        return f"{', '.join(missing)} missing" if missing else None
     manifest = read_manifest(folder)
     if manifest is None or manifest.schema_version != SCHEMA_VERSION:
         return f"{MANIFEST_NAME} is missing or unreadable"
@@ -111,7 +114,9 @@ def _file_problem(path: Path, expected: ManifestFile, *, full: bool) -> str | No
 
 
 def _origin(weights: Weights) -> str:
-    relevant: dict[str, Any] = weights.model_dump(mode="json", exclude={"license", "source", "converted_bytes"})
+    relevant: dict[str, Any] = weights.model_dump(
+        mode="json", exclude={"license", "source", "converted_bytes", "provided"}
+    )
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 

@@ -85,11 +85,16 @@ class WeightsFile(Strict):
 
 
 class Weights(Strict):
+    """Made from `packages`, or `provided` by whoever runs the model: one of the two (`graph` checks)."""
+
     license: Text
     source: Text
-    packages: tuple[WeightsPackage, ...] = Field(min_length=1)
-    files: tuple[WeightsFile, ...] = Field(min_length=1)
-    licenses: tuple[Text, ...] = Field(min_length=1, description="patterns of licence texts, kept beside the files")
+    packages: tuple[WeightsPackage, ...] = ()
+    files: tuple[WeightsFile, ...] = ()
+    licenses: tuple[Text, ...] = Field(default=(), description="patterns of licence texts, kept beside the files")
+    provided: tuple[RelativePath, ...] = Field(
+        default=(), description="files that must lie in the folder; nothing here fetches them"
+    )
     convert: Text | None = Field(default=None, description="name of the converter that is run on the fetched folder")
     convert_version: int = Field(
         default=1, ge=1, description="raised when what it writes changes: folders are made anew"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnictl import settings
+from runtime.errors import WeightsError
 
 if TYPE_CHECKING:
     from omnictl.download import DownloadLimits
@@ -50,6 +51,7 @@ def ensure_weights(
     """
     root = root or settings.weights_dir()
     problems = find_problems(recipe, root=root, full=full)
+    _require_provided(recipe, root, problems)
     if problems:
         from omnictl.download import DownloadLimits
         from omnictl.progress import show_progress
@@ -61,12 +63,23 @@ def ensure_weights(
     return [_state(name, entry, root, problems) for name, entry in recipe.omnictl.weights.items()]
 
 
+def _require_provided(recipe: Recipe, root: Path, problems: Mapping[str, str]) -> None:
+    """WeightsError for a folder that nobody but the user can fill."""
+    for name, problem in problems.items():
+        entry = recipe.omnictl.weights[name]
+        if entry.provided:
+            raise WeightsError(
+                f"weights {name}: {problem}; {entry.source} ({entry.license}) is not in a package index",
+                hint=f"put its files, under their own names, into {root / name}",
+            )
+
+
 def _state(name: str, entry: Weights, root: Path, problems: Mapping[str, str]) -> WeightsState:
     from omnictl.manifest import ABSENT, read_manifest
 
     problem = problems.get(name)
     state = "cached" if problem is None else "pulled" if problem == ABSENT else "repaired"
-    manifest = read_manifest(root / name)
-    return WeightsState(
-        name, state, root / name, manifest.size_bytes if manifest else 0, entry.license, entry.source, problem
-    )
+    folder = root / name
+    manifest = None if entry.provided else read_manifest(folder)
+    size_bytes = manifest.size_bytes if manifest else sum(p.stat().st_size for p in folder.iterdir() if p.is_file())
+    return WeightsState(name, state, folder, size_bytes, entry.license, entry.source, problem)

@@ -22,6 +22,7 @@ import zmq
 
 from runtime import messages
 from runtime.connectors import open_connectors
+from runtime.devices import claim_devices
 from runtime.engines.base import LoadContext, load_engine
 from runtime.errors import OmniError, StageError
 from runtime.exchange import Exchange
@@ -109,6 +110,7 @@ class ReplicaThread(threading.Thread):
 class Worker:
     def __init__(self, plan: Plan, process: ProcessPlan, generation: int, directory: Path) -> None:
         self.plan, self.process, self.generation, self.directory = plan, process, generation, directory
+        self.devices = claim_devices(process.devices)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.exchange = Exchange(open_connectors())
         self.wake = threading.Event()
@@ -118,7 +120,7 @@ class Worker:
         stage = self.plan.stage(replica.stage)
         return LoadContext(
             stage=stage,
-            devices=self.process.devices,
+            devices=self.devices,
             num_threads=self.process.num_threads,
             weights_dir=weights_dir() / stage.weights if stage.weights else None,
             progress=progress,

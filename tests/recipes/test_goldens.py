@@ -15,7 +15,7 @@ from tests.conftest import Golden
 pytestmark = pytest.mark.usefixtures("no_user_settings")
 
 GOLDENS = Path(__file__).parent / "goldens"
-CASES = [("sidekick", "cpu-2x24"), ("sidekick", "h100"), ("sim-chain", "cpu-2x24")]
+CASES = [("sidekick", "cpu-2x24"), ("sidekick", "h100"), ("sim-chain", "cpu-2x24"), ("qwen3-omni", "h100x2")]
 
 
 @pytest.mark.parametrize(("name", "profile"), CASES)
