@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from omnictl import installed, settings
-from omnictl.__main__ import runtime_location
+from omnictl.foreign import runtime_location
 from omnictl.ports import first_free_port, is_bound
 from omnictl.state import State, Store
 from omnictl.units import GIB, MIB, format_bytes
