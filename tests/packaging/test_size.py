@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("omnictl", "runtime", "gradio_app", "comfyui_nodes", "scripts")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-MAX_PRODUCT_LINES = 20_000
+MAX_PRODUCT_LINES = 28_700
+"""Five percent of the reference system's 574,000."""
 ALLOWED: dict[str, str] = {}
 """file or file:function -> why it may be longer."""
 
