@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
@@ -51,21 +52,23 @@ async def until_idle(deployment: Deployment) -> None:
     assert all(not r.bound for pool in pools for r in pool.replicas)
 
 
-@pytest.mark.parametrize("at_output", [0, 3])
-@pytest.mark.parametrize("stage", ["think", "talk", "wave"])
-@pytest.mark.parametrize(("action", "error"), [("raise", StageError), ("invalid", InvalidRequest)])
-async def test_an_error_of_one_request_is_its_own(
-    tmp_path: Path, stage: str, action: str, error: type, at_output: int
-) -> None:
+async def test_an_error_of_one_request_is_its_own(tmp_path: Path) -> None:
     """F026, F027, F043, F106: the class of the error survives the process boundary; the neighbours end well."""
-    async with deployed(sim_plan(stages=broken(stage, action, at_output)), tmp_path) as deployment:
-        found = await asyncio.gather(*(ask(deployment, spec(seed=s)) for s in (1, BAD, 2, 3)))
-        failed = assert_terminal(found[1], Failed)
-        assert isinstance(failed.error, error)
-        assert stage in str(failed.error)
-        for events in (found[0], *found[2:]):
-            assert_terminal(events, Done)
-        await until_idle(deployment)
+    kinds = {"raise": StageError, "invalid": InvalidRequest}
+    cases = dict(enumerate(itertools.product(("think", "talk", "wave"), kinds, (0, 3)), start=100))
+    stages: dict[str, dict[str, Any]] = {}
+    for seed, (stage, action, at_output) in cases.items():
+        fault = {"action": action, "at_output": at_output, "when": {"seed": seed}}
+        stages.setdefault(stage, {"faults": []})["faults"].append(fault)
+    async with deployed(sim_plan(stages=stages), tmp_path) as deployment:
+        for seed, (stage, action, _) in cases.items():
+            found = await asyncio.gather(*(ask(deployment, spec(seed=s)) for s in (1, seed, 2, 3)))
+            failed = assert_terminal(found[1], Failed)
+            assert isinstance(failed.error, kinds[action])
+            assert stage in str(failed.error)
+            for events in (found[0], *found[2:]):
+                assert_terminal(events, Done)
+            await until_idle(deployment)
         assert deployment.status()["phase"] == "ready"
 
 
