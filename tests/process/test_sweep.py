@@ -158,10 +158,22 @@ def run_sweep(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 def test_the_sweep_is_a_command(tmp_path: Path) -> None:
-    (tmp_path / dead_name()).write_bytes(MAGIC)
-    done = run_sweep(OMNICTL_SHM_DIR=str(tmp_path))
+    """It also removes the control-socket folders of dead servers."""
+    shm, temporary = tmp_path / "shm", tmp_path / "tmp"
+    sockets = temporary / dead_name()
+    shm.mkdir()
+    sockets.mkdir(parents=True)
+    (sockets / "server").touch()
+    (shm / dead_name()).write_bytes(MAGIC)
+    done = run_sweep(OMNICTL_SHM_DIR=str(shm), TMPDIR=str(temporary))
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {"removed": [dead_name()], "removed_bytes": len(MAGIC), "failed": []}
+    assert json.loads(done.stdout) == {
+        "removed": [dead_name()],
+        "removed_bytes": len(MAGIC),
+        "failed": [],
+        "folders": [sockets.name],
+    }
+    assert list(temporary.iterdir()) == []
     assert json.loads(run_sweep(str(tmp_path)).stdout)["removed"] == []
     assert run_sweep(str(tmp_path / "missing")).returncode == 0
 
