@@ -118,8 +118,8 @@ def main() -> None:
         columns=("concurrent requests", "bound, s", "makespan, s", "makespan / bound", "CPU us per stage output"),
         rows=rows,
         notes=(
-            f"At {most.concurrency} the bound is out of reach for the cores, not for the design: {most.num_events} outputs "
-            f"took {most.cpu_s:.1f} CPU seconds. An output gets cheaper with concurrency, for messages come in bursts."
+            f"At {most.concurrency} the bound is out of reach for the cores: {most.num_events} outputs took "
+            f"{most.cpu_s:.1f} CPU seconds. An output gets cheaper with concurrency, for messages come in bursts."
         ),
         write=arguments.write,
     )
