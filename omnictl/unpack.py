@@ -41,6 +41,7 @@ def _opened(paths: Mapping[str, Path]) -> Iterator[Archives]:
     with ExitStack() as stack:
         try:
             yield {name: stack.enter_context(zipfile.ZipFile(path)) for name, path in paths.items()}
+        # zipfile raises NotImplementedError for an archive format newer than it knows
         except (zipfile.BadZipFile, NotImplementedError) as exc:
             raise WeightsError(f"an archive among {', '.join(paths)} cannot be unpacked: {exc}") from exc
 

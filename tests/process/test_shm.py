@@ -22,18 +22,6 @@ from tests.process.shm_peer import KIB, MIB, Peer, fields, make_payload, names, 
 
 
 @pytest.fixture
-def producer(tmp_path: Path) -> Iterator[Peer]:
-    with Peer(tmp_path) as peer:
-        yield peer
-
-
-@pytest.fixture
-def consumer(tmp_path: Path) -> Iterator[Peer]:
-    with Peer(tmp_path) as peer:
-        yield peer
-
-
-@pytest.fixture
 def connector(tmp_path: Path) -> Iterator[ShmConnector]:
     """Of the test's own process."""
     opened = ShmConnector(ShmSettings(tmp_path, 64 * MIB, MIB, 60.0))

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,6 @@ import pytest
 from runtime.errors import ConfigError, ConnectorError
 from runtime.sweep import MAGIC, start_ticks, sweep_dead_owners
 from tests.process.shm_peer import KIB, MIB, Peer, fields, names, size_bytes
-
-
-@pytest.fixture
-def producer(tmp_path: Path) -> Iterator[Peer]:
-    with Peer(tmp_path) as peer:
-        yield peer
-
-
-@pytest.fixture
-def consumer(tmp_path: Path) -> Iterator[Peer]:
-    with Peer(tmp_path) as peer:
-        yield peer
 
 
 def test_the_files_of_a_killed_owner_are_swept_and_no_others(tmp_path: Path, producer: Peer, consumer: Peer) -> None:
