@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import ConfigError, InvalidRequest, OmniError, StageError, UnsupportedMedia
 from runtime.payload import Payload
-from runtime.programs.sidekick.audio import SAMPLE_RATE_HZ, AudioDecoder
+from runtime.programs.media.audio import SAMPLE_RATE_HZ, AudioDecoder
 from runtime.programs.sidekick.ear import Ear, EarSettings, load
 from runtime.programs.sidekick.transcript import (
     Heard,

@@ -14,9 +14,10 @@ import soundfile
 from transformers import WhisperFeatureExtractor
 
 from runtime.errors import EnvironmentProblem, UnsupportedMedia
-from runtime.programs.sidekick import audio
-from runtime.programs.sidekick.audio import SAMPLE_RATE_HZ, AudioDecoder, block_rms, sound_span
+from runtime.programs.media import audio
+from runtime.programs.media.audio import SAMPLE_RATE_HZ, AudioDecoder
 from runtime.programs.sidekick.logmel import NUM_MELS, log_mel, mel_filters
+from runtime.programs.sidekick.sound import block_rms, sound_span
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -18,10 +18,10 @@ from runtime.engines.module import ModuleResult
 from runtime.errors import ConfigError, InvalidRequest, OmniError, StageError, WeightsError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
+from runtime.programs.loading import read_settings
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
 from runtime.programs.qwen3_omni.config import read_config
 from runtime.programs.qwen3_omni.vocoder import Codes, Samples, Vocoder
-from runtime.programs.sidekick.loading import read_settings
 
 SAMPLE_RATE_HZ = 24_000
 GROWTH = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.engines.base import LoadContext
 from runtime.errors import WeightsError
-from runtime.programs.sidekick.loading import require_files
+from runtime.programs.loading import require_files
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError, UnsupportedMedia
 from runtime.payload import Payload
 from runtime.plan import PayloadKind
+from runtime.programs.media.audio import SAMPLE_RATE_HZ, AudioDecoder, FloatArray
 from runtime.programs.qwen3_omni.config import OmniConfig, read_config
 from runtime.programs.qwen3_omni.tensors import to_array
-from runtime.programs.sidekick.audio import SAMPLE_RATE_HZ, AudioDecoder, FloatArray
 
 MAX_CLIPS = 16
 MAX_AUDIO_S = 600.0

@@ -21,8 +21,8 @@ from runtime.engines.module import ModuleResult
 from runtime.errors import InvalidRequest, OmniError, StageError, WeightsError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
+from runtime.programs.loading import open_session, read_settings, require_files
 from runtime.programs.sidekick.chunk_policy import Chunk, ChunkPolicy
-from runtime.programs.sidekick.loading import open_session, read_settings, require_files
 from runtime.programs.sidekick.synthesis import (
     HELD_BACK_FRAMES,
     HOP,

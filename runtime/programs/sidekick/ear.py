@@ -20,9 +20,10 @@ from runtime.engines.module import ModuleResult
 from runtime.errors import InvalidRequest, OmniError, StageError, UnsupportedMedia
 from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
-from runtime.programs.sidekick.audio import PARAM, SAMPLE_RATE_HZ, AudioDecoder, FloatArray, sound_span
-from runtime.programs.sidekick.loading import read_settings, require_files
+from runtime.programs.loading import read_settings, require_files
+from runtime.programs.media.audio import PARAM, SAMPLE_RATE_HZ, AudioDecoder, FloatArray
 from runtime.programs.sidekick.logmel import FRAMES_PER_S, log_mel
+from runtime.programs.sidekick.sound import sound_span
 from runtime.programs.sidekick.transcript import (
     MAX_WINDOW_S,
     Heard,

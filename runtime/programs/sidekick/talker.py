@@ -24,7 +24,7 @@ from runtime.engines.module import ModuleResult
 from runtime.errors import InvalidRequest, OmniError, StageError, WeightsError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
-from runtime.programs.sidekick.loading import open_session, read_settings, require_files, require_module
+from runtime.programs.loading import open_session, read_settings, require_files, require_module
 from runtime.programs.sidekick.speakable import Boundary, CutRules, Piece, SpeakableCutter
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError
 from runtime.payload import Payload
 from runtime.plan import REQUEST_INPUT, PayloadKind
-from runtime.programs.sidekick.loading import require_files
+from runtime.programs.loading import require_files
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
 PART_SEPARATOR = "\n"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from runtime.programs.sidekick.audio import SAMPLE_RATE_HZ, FloatArray, block_rms
+from runtime.programs.media.audio import SAMPLE_RATE_HZ, FloatArray
+from runtime.programs.sidekick.sound import block_rms
 
 MAX_WINDOW_S = 30.0
 _SEARCH_S = 10.0

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from runtime.errors import InvalidRequest, WeightsError
-from runtime.programs.sidekick.audio import FloatArray
-from runtime.programs.sidekick.loading import require_module
+from runtime.programs.loading import require_module
+from runtime.programs.media.audio import FloatArray
 from runtime.programs.sidekick.transcript import Heard, first_round, sounds_like_speech
 
 FILES = ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt")

@@ -1,7 +1,7 @@
-"""Audio files to 16 kHz mono samples, and where in them there is sound.
+"""Audio files to 16 kHz mono samples.
 
 Any container, codec, sample rate and number of channels that the installed decoder knows; which those are is found
-out by decoding clips, not by believing a list. Knows nothing of speech models. The ear calls it.
+out by decoding clips, not by believing a list. Knows nothing of models. Stages that hear call it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import EnvironmentProblem, OmniError, UnsupportedMedia
-from runtime.programs.sidekick.loading import require_module
+from runtime.programs.loading import require_module
 
 SAMPLE_RATE_HZ = 16_000
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000
@@ -43,10 +43,6 @@ _UNKNOWN_SIZE_BYTES = 0x7FFF_0000
 """From here on a wav's size means that its writer did not know it: each writer of streams has a number of its own."""
 _SIZE_SLACK_BYTES = 64
 """Some writers count their header as samples."""
-_BLOCK = SAMPLE_RATE_HZ // 50
-_MARGIN_BLOCKS = 5
-_SOUND_RMS = 1e-3
-"""A block of 20 ms with less (-60 dB of full scale) is silence."""
 
 FloatArray = npt.NDArray[np.float32]
 FileBytes = bytes | memoryview | npt.NDArray[np.uint8]
@@ -185,19 +181,3 @@ def wav_sizes(data: memoryview) -> tuple[int, int]:
             return (size_bytes, len(data) - start) if size_bytes < _UNKNOWN_SIZE_BYTES else (0, 0)
         start += size_bytes + size_bytes % 2
     return 0, 0
-
-
-def sound_span(samples: FloatArray) -> tuple[int, int] | None:
-    """First and last sample (exclusive) with sound, and 0.1 s around them; None when all is silent."""
-    loud = np.flatnonzero(block_rms(samples) >= _SOUND_RMS)
-    if len(loud) == 0:
-        return None
-    first, last = int(loud[0]) - _MARGIN_BLOCKS, int(loud[-1]) + 1 + _MARGIN_BLOCKS
-    return max(0, first * _BLOCK), min(len(samples), last * _BLOCK)
-
-
-def block_rms(samples: FloatArray) -> FloatArray:
-    """Root mean square of each block of 20 ms; the last one may be shorter."""
-    starts = np.arange(0, len(samples), _BLOCK)
-    sizes = np.diff(np.append(starts, len(samples)))
-    return np.sqrt(np.add.reduceat(np.square(samples, dtype=np.float64), starts) / sizes).astype(np.float32)

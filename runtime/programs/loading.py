@@ -1,4 +1,4 @@
-"""What the speech programs share while they load: strict settings, files that must be there, ONNX sessions.
+"""What programs share while they load: strict settings, files that must be there, ONNX sessions.
 
 Knows nothing of what the models do. Every failure here ends the start of a stage with an error that names the
 stage, the file or key, and the next step.

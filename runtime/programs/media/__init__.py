@@ -1,0 +1,1 @@
+"""Media files to arrays, for the programs of every family."""
