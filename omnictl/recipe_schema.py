@@ -124,9 +124,10 @@ class ModuleSettings(Strict):
 
 
 class SimFault(Strict):
-    action: Literal["raise", "invalid", "crash", "exit", "segfault", "hang", "slow", "memory"]
+    action: Literal["raise", "invalid", "crash", "exit", "segfault", "hang", "slow", "hold", "memory"]
     at_output: int = Field(default=0, ge=0)
     seconds: float = Field(default=1.0, gt=0)
+    path: str = ""
     when: dict[str, JsonValue] = {}
 
 

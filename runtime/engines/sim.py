@@ -32,12 +32,14 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to break: at output number `at_output` of requests whose params match every `when` (dotted names).
 
     actions: raise (this request), invalid (this request, 400), crash (step raises), exit, segfault, hang
-    (the step never returns), slow (the step takes `seconds`), memory (this request, as if memory had run out).
+    (the step never returns), slow (the step takes `seconds`), hold (the step waits until somebody opens the named
+    pipe `path` for writing), memory (this request, as if memory had run out).
     """
 
     action: str
     at_output: int = 0
     seconds: float = 1.0
+    path: str = ""
     when: dict[str, Any] = {}
 
 
@@ -213,6 +215,8 @@ class SimEngine:
                 time.sleep(3600)
             case "slow":
                 time.sleep(fault.seconds)
+            case "hold":
+                os.close(os.open(fault.path, os.O_RDONLY))
         return None
 
 

@@ -14,6 +14,7 @@ from runtime.payload import Payload
 from runtime.plan import EdgeMode
 from runtime.requests import TERMINALS, Delta, Done, Event, Failed, ModalityEnd
 from tests.deploy import AUDIO, TEXT, ask, collect, deployed, spec, until
+from tests.gate import Gate
 from tests.plans import sim_plan
 
 
@@ -30,12 +31,21 @@ def assert_one_terminal(events: list[Event]) -> None:
     assert isinstance(events[-1], TERMINALS)
 
 
-async def test_text_and_audio_interleave(tmp_path: Path) -> None:
-    async with deployed(sim_plan(), tmp_path) as deployment:
-        events = await ask(deployment, spec(audio=True))
+async def test_audio_comes_while_the_text_is_made(tmp_path: Path) -> None:
+    """The thinker stands still in the middle of its text until the client has heard something."""
+    gate = Gate(tmp_path)
+    held = {"faults": [gate.fault(3, seed=1)], "stall_timeout_s": 60.0}
+    async with deployed(sim_plan(stages={"think": held}), tmp_path) as deployment:
+        events: list[Event] = []
+        async for event in await deployment.submit(spec(audio=True, seed=1)):
+            heard = any(isinstance(e, Delta) and e.modality is AUDIO for e in events)
+            if not heard and isinstance(event, Delta) and event.modality is AUDIO:
+                await asyncio.to_thread(gate.open)
+            events.append(event)
     assert_one_terminal(events)
     kinds = [e.modality for e in events if isinstance(e, Delta)]
-    assert kinds.index(AUDIO) < len(kinds) - 1 - kinds[::-1].index(TEXT), "audio starts before the last text"
+    assert kinds[: kinds.index(AUDIO)].count(TEXT) <= 3, "the others were made after the gate was opened"
+    assert kinds.count(TEXT) == 7, "one word more for what the ear gave it"
     assert [e.sequence for e in events if isinstance(e, Delta)] == list(range(len(kinds)))
     assert {e.modality for e in events if isinstance(e, ModalityEnd)} == {TEXT, AUDIO}
     assert isinstance(events[-1], Done)

@@ -9,10 +9,13 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from tests.gate import Gate
 from tests.plans import sim_plan
 from tests.server.serving import Served, served
 
 THINK_FAILS, THINK_REFUSES, WAVE_FAILS, WAVE_FAILS_AT_ONCE, EAR_REFUSES = 101, 102, 103, 104, 105
+THINK_IS_HELD = 106
+"""At the gate, before its fourth word."""
 
 NUM_PIECES = 6
 """Words of a chat answer and pieces of a speech answer (tests/plans.py has the former)."""
@@ -35,8 +38,15 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    return Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Served]:
     stages: dict[str, dict[str, Any]] = {name: {"faults": faults} for name, faults in FAULTS.items()}
+    held = gate.fault(3, **{"sampling.seed": THINK_IS_HELD})
+    stages["think"] = {"faults": [*FAULTS["think"], held], "stall_timeout_s": 60.0}
     stages["talk"] = {"num_outputs": NUM_PIECES}
     with served(sim_plan(stages=stages), tmp_path_factory.mktemp("server")) as one:
         yield one

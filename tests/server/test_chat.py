@@ -10,7 +10,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from tests.server.conftest import EAR_REFUSES
+from tests.gate import Gate
+from tests.server.conftest import EAR_REFUSES, THINK_IS_HELD
 from tests.server.listening import MAX_CODEC_DELAY, SIM_SAMPLES, kind_of, num_samples
 from tests.server.serving import MODEL
 
@@ -89,10 +90,16 @@ def test_without_the_option_a_stream_has_no_usage(http: httpx.Client) -> None:
     assert body.endswith("data: [DONE]\n\n")
 
 
-def test_text_and_audio_interleave(openai: OpenAI) -> None:
-    chunks = [c.choices[0].delta for c in stream(openai, speaking("pcm16")) if c.choices]
-    kinds = ["text" if d.content else "audio" for d in chunks if d.content or (d.audio and d.audio.data)]
-    assert kinds.index("audio") < len(kinds) - 1 - kinds[::-1].index("text")
+def test_audio_comes_while_the_text_is_made(openai: OpenAI, gate: Gate) -> None:
+    """The thinker stands still in the middle of its text until the client has heard something."""
+    kinds = []
+    for chunk in openai.chat.completions.create(**speaking("pcm16"), stream=True, seed=THINK_IS_HELD):
+        delta = chunk.choices[0].delta
+        if delta.audio and delta.audio.data and "audio" not in kinds:
+            gate.open()
+        kinds += ["text"] * bool(delta.content) + ["audio"] * bool(delta.audio and delta.audio.data)
+    assert kinds.count("text") == 6
+    assert kinds[: kinds.index("audio")].count("text") <= 3, "the others were made after the gate was opened"
 
 
 @pytest.mark.parametrize("audio_format", FORMATS)
