@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from runtime.engines.ar.hidden import SlotStore
-from runtime.engines.ar.program import hidden_states_arguments
-from tests.golden.ar_engines import import_vllm
+from runtime.engines.ar.program import Generated, Prompt, hidden_states_arguments
+from runtime.payload import Payload
+from tests.golden.ar_engines import Driver, TokenProgram, import_vllm, make_engine
+from tests.golden.tiny_llama import save_random
 
 BLOCK = 4
 
@@ -89,7 +94,8 @@ def test_what_passes_from_the_forward_to_the_sampling() -> None:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import ExecuteModelState
 
-    assert {"scheduler_output", "aux_hidden_states", "sample_hidden_states"} <= set(ExecuteModelState._fields)
+    expected = {"scheduler_output", "aux_hidden_states", "hidden_states", "sample_hidden_states"}
+    assert expected <= set(ExecuteModelState._fields)
     expected = {"finished_req_ids", "kv_cache_block_copies", "num_scheduled_tokens", "total_num_scheduled_tokens"}
     assert expected <= set(SchedulerOutput.__dataclass_fields__)
 
@@ -115,6 +121,35 @@ def test_the_seam_for_gpus() -> None:
     assert "_make_model_runner" in vars(worker.__mro__[1])
     assert "self.model_runner: GPUModelRunner = self._make_model_runner()" in inspect.getsource(worker.__mro__[1])
     assert issubclass(compat_gpu.TappedGPUModelRunner, HiddenTap)
+
+
+class RowsProgram(TokenProgram):
+    """Keeps the rows that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict[str, Any]] = []
+
+    def prompt(self, state: dict[str, Any], tokenizer: Any) -> Prompt:
+        return dataclasses.replace(super().prompt(state, tokenizer), wants_rows=True)
+
+    def payloads(self, state: dict[str, Any], generated: Generated) -> list[Payload]:
+        self.rows.append(dict(generated.tensors))
+        return super().payloads(state, generated)
+
+
+def test_without_a_layer_it_is_what_the_model_makes_of_all_of_them(tmp_path: Path) -> None:
+    model, program = save_random(tmp_path), RowsProgram()
+    engine = make_engine(tmp_path, program, **hidden_states_arguments(None, ("cpu",)))
+    ids = Driver(engine).answer(range(40), max_tokens=4).ids
+    found = {name: torch.cat([rows[name] for rows in program.rows]) for name in program.rows[0]}
+    engine.close()
+    seen = torch.tensor([[*range(40), *ids[:-1]]])
+    with torch.inference_mode():
+        expected = model(seen, output_hidden_states=True).hidden_states
+    assert found["token_ids"].tolist() == seen[0].tolist()
+    torch.testing.assert_close(found["embeddings"], expected[0][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found["hidden"], expected[-1][0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("device", "worker"), [("cpu", "TappedCPUWorker"), ("cuda:0", "TappedGPUWorker")])

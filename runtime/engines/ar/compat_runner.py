@@ -20,7 +20,7 @@ from runtime.engines.ar.inputs import InputRows
 
 
 class HiddenTap:
-    """Keeps the input embedding and the output of one layer for every token in the KV cache.
+    """Keeps the input embedding and the output of one layer, or of the whole model, for every token in the KV cache.
 
     `tapped`: request id -> tensors of this step: "token_ids" [n], "embeddings" and "hidden" [n, hidden size]. The first
     step that samples gives those of the whole prompt, every later one those of the token that was sampled before.
@@ -32,8 +32,9 @@ class HiddenTap:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         layer = self.vllm_config.additional_config["hidden_layer"]
-        self.model.set_aux_hidden_state_layers((layer,))
-        self.use_aux_hidden_state_outputs = True
+        if layer is not None:
+            self.model.set_aux_hidden_state_layers((layer,))
+            self.use_aux_hidden_state_outputs = True
         self.tapped: dict[str, dict[str, torch.Tensor]] = {}
 
     def _model_forward(
@@ -51,7 +52,7 @@ class HiddenTap:
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         state = self.execute_model_state
-        if state is not None and state.aux_hidden_states is not None:
+        if state is not None:
             self._tap(state)
         return super().sample_tokens(grammar_output)  # type: ignore[misc]
 
@@ -68,7 +69,8 @@ class HiddenTap:
             self._store = SlotStore(self.kv_cache_config.num_blocks, group.kv_cache_spec.block_size)
         scheduled, batch = state.scheduler_output, self.input_batch
         num_tokens, table = scheduled.total_num_scheduled_tokens, batch.block_table[0]
-        rows = torch.stack([self._embeddings[:num_tokens], state.aux_hidden_states[-1][:num_tokens]], 1)
+        hidden = state.aux_hidden_states[-1] if state.aux_hidden_states else state.hidden_states
+        rows = torch.stack([self._embeddings[:num_tokens], hidden[:num_tokens]], 1)
         self._store.put(table.slot_mapping.gpu[:num_tokens], rows)
         blocks = table.get_cpu_tensor()
         for index, internal_id in enumerate(batch.req_ids):

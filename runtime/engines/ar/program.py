@@ -51,8 +51,10 @@ class Generated:
     """
 
 
-def hidden_states_arguments(layer: int, devices: Sequence[str]) -> dict[str, Any]:
-    """Engine arguments that tap the output of the first `layer` layers for a stage on these devices."""
+def hidden_states_arguments(layer: int | None, devices: Sequence[str]) -> dict[str, Any]:
+    """Engine arguments that tap, for a stage on these devices, the output of the first `layer` layers; None: what the
+    model makes of all its layers, its last norm included.
+    """
     on_cpu = all(device == "cpu" for device in devices)
     worker = "compat_runner.TappedCPUWorker" if on_cpu else "compat_gpu.TappedGPUWorker"
     return {"worker_cls": f"runtime.engines.ar.{worker}", "additional_config": {"hidden_layer": layer}}
