@@ -124,7 +124,7 @@ class ModuleSettings(Strict):
 
 
 class SimFault(Strict):
-    action: Literal["raise", "invalid", "crash", "exit", "segfault", "hang", "slow", "hold", "memory"]
+    action: Literal["raise", "invalid", "crash", "exit", "segfault", "hang", "slow", "hold", "stuck", "memory"]
     at_output: int = Field(default=0, ge=0)
     seconds: float = Field(default=1.0, gt=0)
     path: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from runtime.plan import Modality, Plan
 from runtime.requests import Event, RequestSpec
 
 TEXT, AUDIO = Modality.TEXT, Modality.AUDIO
+PATIENCE_S = 100.0
+"""For whatever must come: how long it takes says nothing on a machine that is busy with other things."""
 
 
 @contextlib.asynccontextmanager
@@ -27,14 +30,27 @@ async def deployed(plan: Plan, folder: Path, *, wait: bool = True) -> AsyncItera
     deployment.start()
     try:
         if wait:
-            await until(lambda: deployment.phase in ("ready", "failed"), 30, deployment)
+            await until(lambda: deployment.phase in ("ready", "failed"), deployment=deployment)
             assert deployment.phase == "ready", deployment.failure
         yield deployment
     finally:
         await deployment.stop()
 
 
-async def until(condition: Any, timeout_s: float, deployment: Deployment | None = None) -> None:
+@contextlib.asynccontextmanager
+async def restart_held(folder: Path) -> AsyncIterator[None]:
+    """For the one worker that is restarted within the block: it gets its plan at the end of the block, not before."""
+    plan_file = folder / "plan.json"
+    plan = plan_file.read_text()
+    plan_file.unlink()
+    os.mkfifo(plan_file)
+    yield
+    await asyncio.to_thread(plan_file.write_text, plan)
+    plan_file.unlink()
+    plan_file.write_text(plan)
+
+
+async def until(condition: Any, timeout_s: float = PATIENCE_S, deployment: Deployment | None = None) -> None:
     """Tests look at processes from outside, so they look often; nothing in the product does."""
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     while not condition():
@@ -68,12 +84,12 @@ def spec(
     )
 
 
-async def collect(handle: RequestHandle, timeout_s: float = 20.0) -> list[Event]:
+async def collect(handle: RequestHandle, timeout_s: float = PATIENCE_S) -> list[Event]:
     async def read() -> list[Event]:
         return [event async for event in handle]
 
     return await asyncio.wait_for(read(), timeout_s)
 
 
-async def ask(deployment: Deployment, request: RequestSpec, timeout_s: float = 20.0) -> list[Event]:
+async def ask(deployment: Deployment, request: RequestSpec, timeout_s: float = PATIENCE_S) -> list[Event]:
     return await collect(await deployment.submit(request), timeout_s)

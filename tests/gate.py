@@ -15,7 +15,7 @@ class Gate:
         os.mkfifo(self.path)
 
     def fault(self, at_output: int, **when: Any) -> dict[str, Any]:
-        """For the `faults` of a `sim` stage; give the stage a stall timeout that is longer than the test."""
+        """For the `faults` of a `sim` stage, whose stall timeout must be longer than the test."""
         return {"action": "hold", "at_output": at_output, "path": str(self.path), "when": when}
 
     def open(self) -> None:

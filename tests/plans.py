@@ -32,7 +32,7 @@ STAGES = tuple(SETTINGS)
 
 
 def sim_stage(
-    name: str, *, replicas: int = 1, slots: int = 64, stall_timeout_s: float = 5.0, **settings: Any
+    name: str, *, replicas: int = 1, slots: int = 64, stall_timeout_s: float = 60.0, **settings: Any
 ) -> StagePlan:
     return StagePlan(
         name=name,
@@ -41,7 +41,7 @@ def sim_stage(
         replicas=replicas,
         slots=slots,
         stall_timeout_s=stall_timeout_s,
-        start_timeout_s=20.0,
+        start_timeout_s=60.0,
         memory=MemoryBudget(weights_bytes=0),
         engine_settings=SETTINGS[name] | settings,
     )
@@ -101,6 +101,6 @@ def sim_plan(
             "transcription": TaskPlan(inputs={Modality.AUDIO: "ear"}, outputs={Modality.TEXT: "ear"}),
         },
         voices=VoicesPlan(default="tone", names=("tone",), aliases={"default": "tone", "alloy": "tone"}),
-        limits=Limits(**({"drain_timeout_s": 5.0, "abort_timeout_s": 2.0} | (limits or {}))),
+        limits=Limits(**({"drain_timeout_s": 30.0, "abort_timeout_s": 60.0} | (limits or {}))),
         restarts=RestartBudget(**({"backoff_s": 0.05} | (restarts or {}))),
     )

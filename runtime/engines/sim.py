@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import heapq
+import math
 import os
 import time
 from collections import OrderedDict
@@ -33,7 +34,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     actions: raise (this request), invalid (this request, 400), crash (step raises), exit, segfault, hang
     (the step never returns), slow (the step takes `seconds`), hold (the step waits until somebody opens the named
-    pipe `path` for writing), memory (this request, as if memory had run out).
+    pipe `path` for writing), stuck (this request makes nothing more, the others do), memory (this request, as if
+    memory had run out).
     """
 
     action: str
@@ -62,7 +64,7 @@ class _Job:
     complete: bool = False
     emitted: int = 0
     due_s: float | None = None
-    """When the output in the making is done; None while there is nothing to make."""
+    """When the output in the making is done; None while there is nothing to make, infinite for one that is stuck."""
     open_inputs: set[str] = field(default_factory=set)
 
 
@@ -175,6 +177,9 @@ class SimEngine:
     def _output(self, request_id: str, job: _Job) -> list[StageOutput]:
         for fault in self.settings.faults:
             if fault.at_output == job.emitted and all(_lookup(job.work.params, k) == v for k, v in fault.when.items()):
+                if fault.action == "stuck":
+                    job.due_s = math.inf
+                    return []
                 end = self._break(fault)
                 if end is not None:
                     self._finish(request_id, end)
