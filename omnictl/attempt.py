@@ -30,8 +30,14 @@ def attempt(recipe: Recipe, hardware: Hardware, placement: str) -> Attempt:
     plan, problems = assemble(recipe, placement, hardware)
     problems += _support_problems(recipe, plan, hardware)
     short = tuple(budget for budget in device_budgets(plan, hardware) if budget.shortfall_bytes)
-    problems += [budget.describe_shortfall() for budget in short]
+    # sums say little where the placement is for more GPUs
+    problems += _number_problems(recipe, placement, hardware) or [budget.describe_shortfall() for budget in short]
     return Attempt(placement, plan, tuple(f"placement {placement}: {problem}" for problem in problems), short)
+
+
+def _number_problems(recipe: Recipe, placement: str, hardware: Hardware) -> list[str]:
+    wanted, found = recipe.placed[placement].values.placements[placement].min_gpus, len(hardware.gpus)
+    return [f"for {wanted} GPUs or more; {hardware.name} has {found}"] if 0 < found < wanted else []
 
 
 def _support_problems(recipe: Recipe, plan: Plan, hardware: Hardware) -> Iterator[str]:

@@ -35,6 +35,8 @@ def make_plan(recipe: Recipe, hardware: Hardware, *, gpus: int | None = None) ->
                 reason += f"; {attempts[0].problems[0]}"
             plan = candidate.plan
             return plan.model_copy(update={"provenance": {"placement": reason, **plan.provenance}})
+    if not all(candidate.problems for candidate in attempts):
+        raise PlanError(f"recipe {recipe.name} cannot be planned", problems=tuple(problems))
     problems += [problem for candidate in attempts for problem in candidate.problems]
     if any(candidate.short for candidate in attempts):
         hint = suggest(recipe, hardware, gpus, attempts)
@@ -54,8 +56,10 @@ def choose_placements(recipe: Recipe, hardware: Hardware, gpus: int | None) -> t
     if gpus is not None:
         names = [name for name in names if placements[name].uses_gpus == (gpus > 0)]
     elif wanted is None and not hardware.gpus:
-        names = [name for name in names if not placements[name].uses_gpus] or names
-    if not names:
+        names = [name for name in names if not placements[name].uses_gpus]
+    if not names and gpus is None:
+        problems.append(f"every placement needs a GPU; {hardware.name} has none that can be used")
+    elif not names:
         known = ", ".join(f"{name} ({'GPU' if p.uses_gpus else 'CPU'})" for name, p in placements.items())
         where = f"placement {wanted}" if wanted is not None else "the recipe"
         problems.append(f"--gpus {gpus}: {where} cannot honour it; placements: {known}")

@@ -215,6 +215,7 @@ class Process(Strict):
 class Placement(Strict):
     """Which stages share a process, and what differs from the recipe's values where this placement is used."""
 
+    min_gpus: int = Field(default=0, ge=0, description="not used where there are fewer, even if it would fit")
     processes: dict[Name, Process] = Field(min_length=1)
     stages: dict[Name, dict[str, JsonValue]] = {}
 

@@ -28,11 +28,12 @@ def suggest(recipe: Recipe, hardware: Hardware, gpus: int | None, attempts: Sequ
         *(change for candidate in short for change in _smaller_caches(recipe, usable, candidate)),
         *(change for candidate in short for change in _fewer_replicas(recipe, usable, candidate)),
         *_other_placements(recipe, hardware, attempts),
-        *(change for candidate in short for change in _greater_machines(recipe, hardware, candidate)),
+        *_greater_machines(recipe, hardware, short),
     ):
         if not attempt(changed, machine, placement).problems:
             return text
-    return _free_memory(short[0])
+    nearest = min(short, key=lambda candidate: sum(budget.shortfall_bytes for budget in candidate.short))
+    return (f"nearest is placement {nearest.placement}: " if len(attempts) > 1 else "") + _free_memory(nearest)
 
 
 def _other_placements(recipe: Recipe, hardware: Hardware, attempts: Sequence[Attempt]) -> Iterator[Change]:
@@ -78,11 +79,13 @@ def _more_gpus(recipe: Recipe, hardware: Hardware, gpus: int | None, candidate: 
         yield f"more GPUs fit: --gpus {count}", recipe, limit_gpus(hardware, count), candidate.placement
 
 
-def _greater_machines(recipe: Recipe, hardware: Hardware, candidate: Attempt) -> Iterator[Change]:
+def _greater_machines(recipe: Recipe, hardware: Hardware, short: Sequence[Attempt]) -> Iterator[Change]:
+    """The same GPU more often, as few as will do."""
     for count in (count for count in (2, 4, 8) if hardware.gpus and count > len(hardware.gpus)):
         more = tuple(replace(hardware.gpus[0], index=index) for index in range(count))
-        text = f"{count} GPUs like {more[0].name} would fit"
-        yield text, recipe, replace(hardware, gpus=more), candidate.placement
+        for candidate in short:
+            text = f"{count} GPUs like {more[0].name} would fit, with placement {candidate.placement}"
+            yield text, recipe, replace(hardware, gpus=more), candidate.placement
 
 
 def _free_memory(candidate: Attempt) -> str:

@@ -12,6 +12,7 @@ from runtime.engines.base import LoadContext, resolve
 from runtime.errors import ConfigError
 
 PROGRAMS: dict[str, str] = {
+    "qwen3_omni.captioner": "runtime.programs.qwen3_omni.captioner:load",
     "qwen3_omni.code2wav": "runtime.programs.qwen3_omni.code2wav:load",
     "qwen3_omni.thinker": "runtime.programs.qwen3_omni.thinker:load",
     "qwen3_omni.talker": "runtime.programs.qwen3_omni.talker:load",

@@ -20,7 +20,7 @@ from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
 from runtime.programs.loading import read_settings
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
-from runtime.programs.qwen3_omni.config import read_config
+from runtime.programs.qwen3_omni.config import read_speaking_config
 from runtime.programs.qwen3_omni.vocoder import Codes, Samples, Vocoder
 
 SAMPLE_RATE_HZ = 24_000
@@ -162,8 +162,8 @@ def load(context: LoadContext) -> Code2Wav:
     """ConfigError for settings that cannot be honoured, WeightsError when the checkpoint is not this model's."""
     import torch
 
-    settings, config = read_settings(Code2WavSettings, context), read_config(context)
-    assert context.weights_dir is not None  # read_config has read from it
+    settings, config = read_settings(Code2WavSettings, context), read_speaking_config(context)
+    assert context.weights_dir is not None  # read_speaking_config has read from it
     torch.set_num_threads(context.num_threads)
     context.progress("loading the vocoder")
     tensors = Checkpoint(context.weights_dir).below("code2wav.")

@@ -30,7 +30,12 @@ class OmniConfig:
         return self.raw["code2wav_config"]
 
     @property
-    def accept_hidden_layer(self) -> int:
+    def speaks(self) -> bool:
+        """False for the checkpoints that have a thinker alone."""
+        return bool(self.raw.get("enable_audio_output", True)) and {"talker_config", "code2wav_config"} <= set(self.raw)
+
+    @property
+    def accept_hidden_layer(self) -> int | None:
         return int(self.talker["accept_hidden_layer"])
 
     @property
@@ -40,14 +45,25 @@ class OmniConfig:
 
 
 def read_config(context: LoadContext) -> OmniConfig:
-    """WeightsError when the file is missing or is not of this family."""
+    """Of a checkpoint that understands. WeightsError when the file is missing or is not of this family."""
     (path,) = require_files(context, "config.json")
     where = f"stage {context.stage.name}: {path}"
     try:
         raw = json.loads(path.read_text())
     except ValueError as exc:
         raise WeightsError(f"{where} is not JSON: {exc}", hint="fetch the weights again with `omnictl pull`") from exc
-    missing = [name for name in ("thinker_config", "talker_config", "code2wav_config") if name not in raw]
-    if missing:
-        raise WeightsError(f"{where} has no {', '.join(missing)}: not a Qwen3-Omni checkpoint with speech")
+    if "thinker_config" not in raw:
+        raise WeightsError(f"{where} has no thinker_config: not a checkpoint of this model")
     return OmniConfig(raw)
+
+
+def read_speaking_config(context: LoadContext) -> OmniConfig:
+    """Of a checkpoint that also speaks: WeightsError for one that does not."""
+    config = read_config(context)
+    if not config.speaks:
+        raise WeightsError(
+            f"stage {context.stage.name}: {context.weights_dir} has a thinker alone: not a Qwen3-Omni checkpoint with "
+            "speech",
+            hint="serve it with a recipe that answers in text, or use the weights of the Instruct model",
+        )
+    return config

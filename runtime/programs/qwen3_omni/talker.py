@@ -22,7 +22,7 @@ from runtime.errors import ConfigError, InvalidRequest, StageError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
-from runtime.programs.qwen3_omni.config import OmniConfig, read_config
+from runtime.programs.qwen3_omni.config import OmniConfig, read_speaking_config
 from runtime.programs.qwen3_omni.talker_input import TalkerInput
 from runtime.programs.qwen3_omni.tensors import to_tensor
 
@@ -138,13 +138,13 @@ def _as_talker(config: Any) -> Any:
 
 def load(context: LoadContext) -> Talker:
     """ConfigError when a program setting is not a sampling parameter, WeightsError when a file or tensor is missing."""
-    config = read_config(context)
+    config = read_speaking_config(context)
     try:
         defaults = parse_sampling(context.stage.program_settings, DEFAULTS)
     except InvalidRequest as exc:
         raise ConfigError(f"stage {context.stage.name}: program_settings: {exc.message}") from exc
     dtype = context.stage.engine_settings.get("dtype", "auto")
-    assert context.weights_dir is not None  # read_config has read from it
+    assert context.weights_dir is not None  # read_speaking_config has read from it
     inputs = TalkerInput(
         config, Checkpoint(context.weights_dir), None if dtype == "auto" else getattr(torch, dtype), context.devices[0]
     )

@@ -53,8 +53,9 @@ class Thinker:
         self.max_audio_s = max_audio_s
 
     def arguments(self) -> Mapping[str, Any]:
+        config = self.config
         return {
-            **hidden_states_arguments(self.config.accept_hidden_layer, self.devices),
+            **(hidden_states_arguments(config.accept_hidden_layer, self.devices) if config.speaks else {}),
             "limit_mm_per_prompt": {"audio": MAX_CLIPS, "image": 0, "video": 0},
             "skip_mm_profiling": True,
             "mm_processor_cache_gb": 0,
@@ -152,7 +153,7 @@ def _parts(state: _State) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, part
 
 
-def load(context: LoadContext) -> Thinker:
+def load(context: LoadContext, program: type[Thinker] = Thinker) -> Thinker:
     """ConfigError when a program setting is unknown or out of range, WeightsError when a file is missing."""
     config, where = read_config(context), f"stage {context.stage.name}: program_settings"
     settings = dict(context.stage.program_settings)
@@ -163,4 +164,4 @@ def load(context: LoadContext) -> Thinker:
         defaults = parse_sampling(settings, Sampling())
     except InvalidRequest as exc:
         raise ConfigError(f"{where}: {exc.message}") from exc
-    return Thinker(config, AudioDecoder(context.stage.name), defaults, context.devices, max_audio_s)
+    return program(config, AudioDecoder(context.stage.name), defaults, context.devices, max_audio_s)
