@@ -117,6 +117,7 @@ class ArSettings(Strict):
     enforce_eager: bool = True
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     quantization: Text | None = None
+    kv_role: Literal["producer", "consumer"] | None = None
 
 
 class ModuleSettings(Strict):

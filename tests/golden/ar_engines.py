@@ -86,7 +86,7 @@ class Answer:
 class Driver:
     """Does to an engine what the stage loop does, and checks that nothing follows an end."""
 
-    def __init__(self, engine: ArEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.answers: dict[str, Answer] = {}
 
@@ -124,7 +124,9 @@ class Driver:
         return self.drain()["alone"]
 
 
-def make_engine(folder: Path, program: Any = None, *, num_blocks: int = 128, **arguments: Any) -> ArEngine:
+def make_engine(
+    folder: Path, program: Any = None, *, num_blocks: int = 128, role: Any = None, **arguments: Any
+) -> ArEngine:
     import_vllm()
     from runtime.engines.ar.compat import Core
 
@@ -141,6 +143,7 @@ def make_engine(folder: Path, program: Any = None, *, num_blocks: int = 128, **a
             **arguments,
         },
         num_threads=1,
+        role=role,
     )
     return ArEngine(core, program or TokenProgram())
 

@@ -70,7 +70,8 @@ def test_settings_and_fixed_arguments_are_vllms() -> None:
     from runtime.engines.ar.compat import FIXED_ARGUMENTS
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    assert set(EngineSettings.model_fields) | set(FIXED_ARGUMENTS) | {"model", "kv_cache_memory_bytes"} <= known
+    settings = set(EngineSettings.model_fields) - {"kv_role"}
+    assert settings | set(FIXED_ARGUMENTS) | {"model", "kv_cache_memory_bytes", "kv_transfer_config"} <= known
 
 
 def test_every_sampling_field_reaches_vllm() -> None:

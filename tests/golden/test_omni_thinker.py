@@ -113,7 +113,7 @@ def _case(made: Any, references: dict[str, Reference]) -> Iterator[Case]:
     yield Case(engine, seen, references)
     assert_nothing_left(engine)
     assert not engine.core._tapped
-    assert engine.core._runner._store.num_requests == 0
+    assert engine.core._runner.store.num_requests == 0
 
 
 @pytest.mark.parametrize("name", PARTS)

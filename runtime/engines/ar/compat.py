@@ -24,10 +24,13 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from runtime.engines.ar.compat_kv import connector_arguments, engine_turn, installed_connector
+from runtime.engines.ar.compat_runner import HiddenTap
 from runtime.engines.ar.compat_scheduler import REQUEST_ID, WANTS_ROWS, GatedScheduler, StageScheduler
 from runtime.engines.ar.inputs import InputRows
 from runtime.engines.ar.program import Prompt
 from runtime.engines.ar.sampling import Sampling
+from runtime.engines.ar.split import Blocks, Prefix, Role
 from runtime.errors import ConfigError, EnvironmentProblem, InvalidRequest, Overloaded, StageError, WeightsError
 
 VERSION = "0.32.0"
@@ -68,19 +71,33 @@ class Rendered:
 class Core:
     """Not thread-safe. An exception out of `step` means that the engine is broken for good."""
 
-    def __init__(self, arguments: Mapping[str, Any], num_threads: int) -> None:
-        """arguments: of vLLM's EngineArgs. ConfigError or WeightsError when the model cannot be loaded so."""
+    def __init__(self, arguments: Mapping[str, Any], num_threads: int, role: Role | None = None) -> None:
+        """arguments: of vLLM's EngineArgs. role: which half of a split stage this is, if it is one.
+
+        ConfigError or WeightsError when the model cannot be loaded so.
+        """
         check_version()
         _inspect_models_in_process()
         torch.set_num_threads(num_threads)
-        with load_errors(str(arguments["model"]), arguments.get("kv_cache_memory_bytes")), warnings.catch_warnings():
+        arguments = {**FIXED_ARGUMENTS, **arguments, **(connector_arguments(role) if role else {})}
+        if role and arguments["scheduler_cls"] is not StageScheduler:
+            raise ConfigError(f"kv_role {role!r}: a stage that is fed with rows beside its tokens cannot be split")
+        with (
+            engine_turn(),
+            load_errors(str(arguments["model"]), arguments.get("kv_cache_memory_bytes")),
+            warnings.catch_warnings(),
+        ):
             # vLLM looks at every name in torch's namespace, this deprecated one too
             warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-            config = EngineArgs(**{**FIXED_ARGUMENTS, **arguments}).create_engine_config(UsageContext.OPENAI_API_SERVER)
+            config = EngineArgs(**arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
             self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+            self._connector = installed_connector()
+        self.role = role
         self._core = self._engine.engine_core.engine_core
         self._scheduler: StageScheduler = self._core.scheduler
         self._runner = self._core.model_executor.driver_worker.worker.model_runner
+        if role and isinstance(self._runner, HiddenTap):
+            self._connector.rows = self._runner.store
         self._tapped: dict[str, dict[str, torch.Tensor]] = getattr(self._runner, "tapped", {})
         self._inputs: dict[str, InputRows] = {}
         if isinstance(self._scheduler, GatedScheduler):
@@ -101,8 +118,22 @@ class Core:
 
     @property
     def num_held(self) -> int:
-        """Requests that waited for an input row, summed over steps."""
-        return getattr(self._scheduler, "num_held", 0)
+        """Requests that waited for an input row or for room for their output, summed over steps."""
+        return self._scheduler.num_held
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that went through the model."""
+        return self._scheduler.num_computed_tokens
+
+    @property
+    def num_loaded_tokens(self) -> int:
+        """Tokens whose keys and values another engine computed."""
+        return self._scheduler.connector.num_loaded_tokens if self.role else 0
+
+    @property
+    def block_size(self) -> int:
+        return int(self._engine.vllm_config.cache_config.block_size)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -119,14 +150,26 @@ class Core:
             (engine_input,) = self._engine.renderer.render_cmpl([given])
         return Rendered(list(engine_input["prompt_token_ids"]), engine_input)
 
-    def add(self, request_id: str, rendered: Rendered, prompt: Prompt, sampling: Sampling) -> None:
-        """Queue a generation. InvalidRequest when vLLM refuses it, which then leaves nothing behind."""
+    def add(
+        self,
+        request_id: str,
+        rendered: Rendered,
+        prompt: Prompt,
+        sampling: Sampling,
+        prefix: Prefix | None = None,
+    ) -> None:
+        """Queue a generation, whose prompt another engine may have computed.
+
+        InvalidRequest when vLLM refuses it, which then leaves nothing behind.
+        """
         params = _sampling_params(sampling)
         params.extra_args = {REQUEST_ID: request_id, WANTS_ROWS: prompt.wants_rows}
         params.stop_token_ids, params.detokenize = list(prompt.stop_token_ids), prompt.inputs is None
         if prompt.inputs is not None:
             self._inputs[request_id] = prompt.inputs
             prompt.inputs.seed(sampling.seed if sampling.temperature > 0 else None)
+        if prefix is not None:
+            self._scheduler.connector.prefixes[request_id] = prefix
         with translated():
             try:
                 self._engine.add_request(request_id, rendered.engine_input, params)
@@ -137,13 +180,26 @@ class Core:
     def abort(self, request_id: str) -> None:
         self._engine.abort_request([request_id])
         self._tapped.pop(request_id, None)
+        self._scheduler.began_s.pop(request_id, None)
         self._inputs.pop(request_id, None)
+        if self.role:
+            self._scheduler.connector.prefixes.pop(request_id, None)
+
+    def hold(self, request_ids: frozenset[str]) -> None:
+        """No steps for these until the next call."""
+        self._scheduler.held = request_ids
+
+    def take_began_s(self, request_id: str) -> float | None:
+        """When the first step on a request was; None when there was none."""
+        return self._scheduler.began_s.pop(request_id, None)
 
     def has_work(self) -> bool:
-        """False when every request waits for an input row. See the schedulers' `can_step`."""
+        """False when every request has to wait. See the schedulers' `can_step`."""
         return self._scheduler.can_step()
 
     def step(self) -> list[CoreOutput]:
+        with engine_turn(self._connector):
+            stepped = self._engine.step()
         outputs = [
             CoreOutput(
                 request_id=output.request_id,
@@ -153,15 +209,20 @@ class Core:
                 reason=output.outputs[0].finish_reason,
                 tensors=self._tapped.pop(output.request_id, {}),
             )
-            for output in self._engine.step()
+            for output in stepped
         ]
         for output in outputs:
             if output.reason is not None:
                 self._inputs.pop(output.request_id, None)
         return outputs
 
+    def take_saved(self) -> list[tuple[str, Blocks]]:
+        """Of a producer: request ids and blocks of their prompts that the last step completed."""
+        return self._connector.take_saved() if self.role else []
+
     def facts(self) -> dict[str, Any]:
         config = self._engine.vllm_config
+        split = {"kv_layout": self._connector.layout()} if self.role else {}
         return {
             "vllm_version": vllm.__version__,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -169,6 +230,7 @@ class Core:
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "num_kv_tokens": config.cache_config.kv_cache_size_tokens,
             "attention_backend": self._runner.attn_groups[0][0].backend.get_name(),
+            **split,
         }
 
     def close(self) -> None:

@@ -26,8 +26,8 @@ class HiddenTap:
     step that samples gives those of the whole prompt, every later one those of the token that was sampled before.
     """
 
-    _store: SlotStore | None = None
-    _embeddings: torch.Tensor
+    store: SlotStore
+    _num_tokens = 0
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
@@ -36,6 +36,12 @@ class HiddenTap:
             self.model.set_aux_hidden_state_layers((layer,))
             self.use_aux_hidden_state_outputs = True
         self.tapped: dict[str, dict[str, torch.Tensor]] = {}
+
+    def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # type: ignore[misc]
+        (group,) = kv_cache_config.kv_cache_groups
+        shape = (kv_cache_config.num_blocks, group.kv_cache_spec.block_size, 2, self.inputs_embeds_size)
+        self.store = SlotStore(torch.zeros(shape, dtype=self.dtype, device=self.device))
 
     def _model_forward(
         self: Any,
@@ -47,38 +53,35 @@ class HiddenTap:
     ) -> Any:
         """WHY the copy: a fused kernel of the first layer may add into the embeddings' own memory."""
         embeddings = inputs_embeds if inputs_embeds is not None else self.model.embed_input_ids(input_ids)
-        self._embeddings = embeddings.clone()
-        return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)  # type: ignore[misc]
+        embeddings = embeddings[: self._num_tokens].clone()
+        output = super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)  # type: ignore[misc]
+        hidden = output[1][-1] if self.use_aux_hidden_state_outputs else output
+        slots = self.input_batch.block_table[0].slot_mapping.gpu[: self._num_tokens]
+        self.store.put(slots, torch.stack([embeddings, hidden[: self._num_tokens]], 1))
+        return output
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         state = self.execute_model_state
         if state is not None:
-            self._tap(state)
+            self._tap(state.scheduler_output)
         return super().sample_tokens(grammar_output)  # type: ignore[misc]
 
     def _update_states(self: Any, scheduler_output: Any) -> Callable[..., Any] | None:
-        if self._store is not None:
-            for internal_id in scheduler_output.finished_req_ids:
-                self._store.forget(internal_id)
-            self._store.copy_blocks(scheduler_output.kv_cache_block_copies or ())
+        for internal_id in scheduler_output.finished_req_ids:
+            self.store.forget(internal_id)
+        self.store.copy_blocks(scheduler_output.kv_cache_block_copies or ())
+        self._num_tokens = scheduler_output.total_num_scheduled_tokens
         return super()._update_states(scheduler_output)  # type: ignore[misc]
 
-    def _tap(self: Any, state: Any) -> None:
-        if self._store is None:
-            (group,) = self.kv_cache_config.kv_cache_groups
-            self._store = SlotStore(self.kv_cache_config.num_blocks, group.kv_cache_spec.block_size)
-        scheduled, batch = state.scheduler_output, self.input_batch
-        num_tokens, table = scheduled.total_num_scheduled_tokens, batch.block_table[0]
-        hidden = state.aux_hidden_states[-1] if state.aux_hidden_states else state.hidden_states
-        rows = torch.stack([self._embeddings[:num_tokens], hidden[:num_tokens]], 1)
-        self._store.put(table.slot_mapping.gpu[:num_tokens], rows)
-        blocks = table.get_cpu_tensor()
+    def _tap(self: Any, scheduled: Any) -> None:
+        batch = self.input_batch
+        blocks = batch.block_table[0].get_cpu_tensor()
         for index, internal_id in enumerate(batch.req_ids):
             extra = self.requests[internal_id].sampling_params.extra_args
             end = int(batch.num_computed_tokens_cpu[index]) + scheduled.num_scheduled_tokens[internal_id]
             if not extra[WANTS_ROWS] or end < batch.num_tokens_no_spec[index]:
                 continue
-            taken = self._store.take(internal_id, blocks[index], end)
+            taken = self.store.take(internal_id, blocks[index], end)
             if taken is not None:
                 first, found = taken
                 self.tapped[extra[REQUEST_ID]] = {

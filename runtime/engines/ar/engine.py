@@ -12,14 +12,17 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from runtime.engines.ar.program import ArProgram, Eager, Generated
+from runtime.engines.ar.program import ArProgram, Eager, Generated, Prompt
+from runtime.engines.ar.sampling import Sampling
 from runtime.engines.ar.settings import engine_arguments
+from runtime.engines.ar.split import Prefix, block_payloads, forwarded, summary
 from runtime.engines.base import End, LoadContext, StageOutput, StageWork
 from runtime.errors import ConfigError, EnvironmentProblem, InvalidRequest, OmniError, StageError, WeightsError
 from runtime.payload import Payload
+from runtime.plan import PayloadKind
 from runtime.programs import load_program
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ TEMPLATE = "chat template"
 """What the tokens that are nobody's part belong to."""
 NUM_PARTS_NAMED = 8
 """Parts of a prompt that is too long that its error names."""
+PREFILL = Sampling(temperature=0.0, max_tokens=1)
+"""Of a producer: its one token is nobody's, the consumer samples all of them."""
 
 
 @dataclass(slots=True)
@@ -42,7 +47,9 @@ class _Request:
     state: Any
     missing: set[str]
     started: bool = False
-    num_prompt_tokens: int = 0
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prefix: Prefix | None = None
+    """Of a consumer, until it is started: what came from its producer."""
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     seed: int | None = None
@@ -50,7 +57,7 @@ class _Request:
     @property
     def usage(self) -> dict[str, float]:
         return {
-            "prompt_tokens": self.num_prompt_tokens,
+            "prompt_tokens": len(self.prompt_token_ids),
             "completion_tokens": self.num_completion_tokens,
             "cached_tokens": self.num_cached_tokens,
         }
@@ -62,24 +69,38 @@ class ArEngine:
         self._requests: dict[str, _Request] = {}
         self._ready: dict[str, None] = {}
         """Ids, in order, whose input is complete and that vLLM has not got yet."""
+        self._forwarded: list[StageOutput] = []
+        """Of a producer: inputs that the next step hands on."""
         self._failed: list[StageOutput] = []
         """Ends that came up outside of vLLM: nearly always errors."""
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "cached_tokens": 0, "steps": 0}
 
     def submit(self, work: StageWork) -> None:
         with self._faults_of(work.request_id, "could not be opened"):
-            self._requests[work.request_id] = _Request(self.program.open(work), set(work.inputs))
+            prefix = Prefix() if self.core.role == "consumer" else None
+            self._requests[work.request_id] = _Request(self.program.open(work), set(work.inputs), prefix=prefix)
 
     def feed(self, request_id: str, payload: Payload) -> None:
         request = self._requests.get(request_id)
         if request is None:
             return
         with self._faults_of(request_id, "could not take its input"):
-            self.program.feed(request.state, payload)
+            self._take(request, payload)
             if payload.last:
                 request.missing.discard(payload.edge)
             if not request.started and (not request.missing or self._begins(request)):
                 self._ready[request_id] = None
+
+    def _take(self, request: _Request, payload: Payload) -> None:
+        """An input, which a producer hands on as well, or what a producer sends."""
+        if request.prefix is not None and payload.kind == PayloadKind.KV_BLOCKS:
+            original = request.prefix.take(payload)
+            if original is not None:
+                self.program.feed(request.state, original)
+            return
+        self.program.feed(request.state, payload)
+        if self.core.role == "producer":
+            self._forwarded.append(StageOutput(payload.request_id, forwarded(payload)))
 
     def _begins(self, request: _Request) -> bool:
         return isinstance(self.program, Eager) and self.program.begins(request.state)
@@ -88,8 +109,12 @@ class ArEngine:
         """Always: programs keep what they need of a piece when they are fed it."""
         return True
 
+    def hold(self, request_ids: frozenset[str]) -> None:
+        self.core.hold(request_ids)
+
     def abort(self, request_id: str) -> None:
         self._failed = [output for output in self._failed if output.request_id != request_id]
+        self._forwarded = [output for output in self._forwarded if output.request_id != request_id]
         self._forget(request_id)
 
     def step(self) -> list[StageOutput]:
@@ -97,17 +122,20 @@ class ArEngine:
         for request_id in list(self._ready):
             with self._faults_of(request_id, "could not be started"):
                 self._start(request_id)
-        outputs: list[StageOutput] = []
+        outputs, self._forwarded = self._forwarded, []
         if self.core.has_work():
             self._counters["steps"] += 1
-            for output in self.core.step():
+            generated = self.core.step()
+            for request_id, blocks in self.core.take_saved():
+                outputs += [StageOutput(request_id, piece) for piece in block_payloads(request_id, blocks)]
+            for output in generated:
                 with self._faults_of(output.request_id, "could not deliver its output"):
                     outputs += self._deliver(output)
         failed, self._failed = self._failed, []
         return outputs + failed
 
     def next_step_s(self) -> float | None:
-        return 0.0 if self._failed or self._ready or self.core.has_work() else None
+        return 0.0 if self._failed or self._forwarded or self._ready or self.core.has_work() else None
 
     def stats(self) -> Mapping[str, float]:
         running, _ = self.core.counts
@@ -116,6 +144,8 @@ class ArEngine:
             "running": running,
             "preemptions": self.core.num_preemptions,
             "held": self.core.num_held,
+            "computed_tokens": self.core.num_computed_tokens,
+            "loaded_tokens": self.core.num_loaded_tokens,
             **self._counters,
         }
 
@@ -137,15 +167,23 @@ class ArEngine:
             return
         rendered = self.core.render(prompt)
         self._check_length(request, len(rendered.token_ids), "media and chat template" if prompt.media else TEMPLATE)
-        sampling = prompt.sampling
-        if sampling.temperature > 0:
-            request.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
-            sampling = dataclasses.replace(sampling, seed=request.seed)
-        self.core.add(request_id, rendered, prompt, sampling)
+        request.prompt_token_ids = list(rendered.token_ids)
+        prefix, request.prefix = request.prefix, None
+        if prefix is not None:
+            prefix.check(rendered.token_ids, self.core.block_size)
+            request.num_cached_tokens = prefix.num_cached_tokens
+        self.core.add(request_id, rendered, prompt, self._sampling(request, prompt), prefix)
         del self._ready[request_id]
         request.started = True
-        request.num_prompt_tokens = len(rendered.token_ids)
-        self._counters["prompt_tokens"] += request.num_prompt_tokens
+        self._counters["prompt_tokens"] += len(rendered.token_ids)
+
+    def _sampling(self, request: _Request, prompt: Prompt) -> Sampling:
+        if self.core.role == "producer":
+            return PREFILL
+        if prompt.sampling.temperature == 0:
+            return prompt.sampling
+        request.seed = secrets.randbits(SEED_BITS) if prompt.sampling.seed is None else prompt.sampling.seed
+        return dataclasses.replace(prompt.sampling, seed=request.seed)
 
     def _check_length(self, request: _Request, num_tokens: int, rest: str) -> None:
         limit = self.core.max_model_len - 1
@@ -167,20 +205,28 @@ class ArEngine:
         request = self._requests.get(output.request_id)
         if request is None:
             return []
-        if not request.num_completion_tokens:
-            request.num_cached_tokens = output.num_cached_tokens
-            self._counters["cached_tokens"] += output.num_cached_tokens
-        request.num_completion_tokens += len(output.token_ids)
-        self._counters["generated_tokens"] += len(output.token_ids)
         if output.reason not in (None, "stop", "length"):
             raise StageError(f"generation ended with {output.reason!r} after {request.num_completion_tokens} tokens")
+        if not request.num_completion_tokens and self.core.role != "consumer":
+            request.num_cached_tokens = output.num_cached_tokens
+            self._counters["cached_tokens"] += output.num_cached_tokens
+        if self.core.role == "producer":
+            return self._hand_over(output.request_id, self._requests.pop(output.request_id))
+        request.num_completion_tokens += len(output.token_ids)
+        self._counters["generated_tokens"] += len(output.token_ids)
         generated = Generated(output.text, output.token_ids, request.seed, output.tensors)
         payloads = self.program.payloads(request.state, generated)
         outputs = [StageOutput(output.request_id, payload=payload) for payload in payloads]
         if output.reason is not None:
             del self._requests[output.request_id]
-            outputs.append(StageOutput(output.request_id, end=End(output.reason, request.usage)))
+            end = End(output.reason, request.usage, began_s=self.core.take_began_s(output.request_id))
+            outputs.append(StageOutput(output.request_id, end=end))
         return outputs
+
+    def _hand_over(self, request_id: str, request: _Request) -> list[StageOutput]:
+        payload = summary(request_id, request.prompt_token_ids, request.num_cached_tokens)
+        end = End(usage=request.usage, began_s=self.core.take_began_s(request_id))
+        return [StageOutput(request_id, payload), StageOutput(request_id, end=end)]
 
     @contextmanager
     def _faults_of(self, request_id: str, what: str) -> Iterator[None]:
@@ -213,7 +259,7 @@ def load(context: LoadContext) -> ArEngine:
     core_class = _import_core(name)
     context.progress("loading the model")
     try:
-        core = core_class(arguments, context.num_threads)
+        core = core_class(arguments, context.num_threads, context.stage.engine_settings.get("kv_role"))
     except (ConfigError, WeightsError) as exc:
         log.exception("stage %s: loading failed", name)
         exc.message = f"stage {name}: {exc.message}"

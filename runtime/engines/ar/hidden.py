@@ -6,24 +6,21 @@ found in the cache still has its rows, whoever computed them. compat_runner.py w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 
 class SlotStore:
-    """`num_blocks` blocks of `block_size` slots. Remembers for each request up to where its rows were taken."""
+    """Remembers for each request up to where its rows were taken."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._num_blocks, self._block_size = num_blocks, block_size
-        self._rows: torch.Tensor | None = None
-        """[blocks, slots of a block, ...], made when the shape of a row is known"""
+    def __init__(self, rows: torch.Tensor) -> None:
+        """rows: the memory for them, [blocks, slots of a block, ...]"""
+        self._rows, self._block_size = rows, rows.shape[1]
         self._taken: dict[str, int] = {}
 
     def put(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """slots: int64 [n]; rows: [n, ...], the n-th belongs to the token in the n-th slot."""
-        if self._rows is None:
-            self._rows = rows.new_zeros((self._num_blocks, self._block_size, *rows.shape[1:]))
         self._rows.flatten(0, 1)[slots] = rows
 
     def take(self, request_id: str, blocks: torch.Tensor, end: int) -> tuple[int, torch.Tensor] | None:
@@ -32,7 +29,7 @@ class SlotStore:
         blocks: the request's block table. None when nothing is new: a preempted request computes its rows again.
         """
         first = self._taken.get(request_id, 0)
-        if end <= first or self._rows is None:
+        if end <= first:
             return None
         positions = torch.arange(first, end, device=self._rows.device)
         table = blocks.to(self._rows.device, torch.int64)
@@ -42,8 +39,16 @@ class SlotStore:
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Whole blocks, (source, target): whoever copies keys and values copies their rows."""
         for source, target in pairs:
-            if self._rows is not None:
-                self._rows[target] = self._rows[source]
+            self._rows[target] = self._rows[source]
+
+    def read_blocks(self, blocks: Sequence[int]) -> torch.Tensor:
+        """[blocks, slots of a block, ...], a copy"""
+        return self._rows[list(blocks)]
+
+    def write_blocks(self, blocks: Sequence[int], values: torch.Tensor) -> None:
+        """values: uint8 [blocks, ...], the bytes of what `read_blocks` gave elsewhere."""
+        rows = values.view(self._rows.dtype).view(-1, *self._rows.shape[1:])
+        self._rows[list(blocks)] = rows.to(self._rows.device)
 
     def forget(self, request_id: str) -> None:
         self._taken.pop(request_id, None)

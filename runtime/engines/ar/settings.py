@@ -34,6 +34,9 @@ class EngineSettings(Strict):
     enforce_eager: bool = Field(True, description="compiling gains a tenth on a CPU and takes minutes of every start")
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
+    kv_role: Literal["producer", "consumer"] | None = Field(
+        None, description="which half of a split stage this is: computes prompts, or goes on from them"
+    )
 
 
 def engine_arguments(context: LoadContext, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def engine_arguments(context: LoadContext, extra: Mapping[str, Any]) -> dict[str
             "cache",
             hint="give the stage a `cache` in the recipe, such as 192 MiB",
         )
-    given = {name: value for name, value in settings.model_dump().items() if value is not None}
+    given = {name: value for name, value in settings.model_dump(exclude={"kv_role"}).items() if value is not None}
     return {
         "max_num_seqs": stage.slots,
         **given,
