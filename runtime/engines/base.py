@@ -34,11 +34,15 @@ class StageWork:
 
 @dataclass(slots=True)
 class End:
-    """How a request ended at a stage: reason "stop" or "length", or an error."""
+    """How a request ended at a stage: reason "stop" or "length", or an error.
+
+    began_s: when the engine first worked on it (time.monotonic), if it knows.
+    """
 
     reason: str = "stop"
     usage: dict[str, float] = field(default_factory=dict)
     error: OmniError | None = None
+    began_s: float | None = None
 
 
 @dataclass(slots=True)
