@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,20 @@ async def deployed(plan: Plan, folder: Path, *, wait: bool = True) -> AsyncItera
         await deployment.stop()
 
 
-@contextlib.asynccontextmanager
-async def restart_held(folder: Path) -> AsyncIterator[None]:
-    """For the one worker that is restarted within the block: it gets its plan at the end of the block, not before."""
+def hold_restart(folder: Path) -> Callable[[], None]:
+    """The next worker that is started waits for its plan until what is returned is called, from a thread that may
+    wait too."""
     plan_file = folder / "plan.json"
     plan = plan_file.read_text()
     plan_file.unlink()
     os.mkfifo(plan_file)
-    yield
-    await asyncio.to_thread(plan_file.write_text, plan)
-    plan_file.unlink()
-    plan_file.write_text(plan)
+
+    def release() -> None:
+        plan_file.write_text(plan)
+        plan_file.unlink()
+        plan_file.write_text(plan)
+
+    return release
 
 
 async def until(condition: Any, timeout_s: float = PATIENCE_S, deployment: Deployment | None = None) -> None:

@@ -24,7 +24,7 @@ from runtime.errors import ConnectorError, DeadlineExceeded, InvalidRequest, Sta
 from runtime.plan import Modality
 from runtime.pool import Life
 from runtime.requests import TERMINALS, AbortedRequest, Delta, Done, Event, Failed
-from tests.deploy import AUDIO, PATIENCE_S, TEXT, ask, collect, deployed, restart_held, spec, until
+from tests.deploy import AUDIO, PATIENCE_S, TEXT, ask, collect, deployed, hold_restart, spec, until
 from tests.gate import Gate
 from tests.plans import sim_plan
 
@@ -116,18 +116,19 @@ async def test_a_stage_that_dies_comes_back(tmp_path: Path) -> None:
     plan = sim_plan(stages=stages, restarts={"window_s": 0.001})
     async with deployed(plan, tmp_path) as deployment:
         for seed, (stage, action) in cases:
-            async with restart_held(tmp_path):
-                failed = assert_terminal(await ask(deployment, spec(seed=seed)), Failed)
-                assert isinstance(failed.error, StageDied)
-                assert f"stage {stage}" in str(failed.error) or stage != "think"
-                assert DEATHS[action] in str(failed.error)
-                assert not deployment.availability()["chat"][AUDIO].ready
-                assert deployment.status()["phase"] == "degraded"
-                assert deployment.availability()["chat"][TEXT].ready == (stage != "think")
-                if stage != "think":
-                    assert_terminal(await ask(deployment, spec(modalities=[TEXT])), Done)
-                with pytest.raises(Unavailable, match=stage if stage == "think" else "talk|wave"):
-                    await deployment.submit(spec())
+            release = hold_restart(tmp_path)
+            failed = assert_terminal(await ask(deployment, spec(seed=seed)), Failed)
+            assert isinstance(failed.error, StageDied)
+            assert f"stage {stage}" in str(failed.error) or stage != "think"
+            assert DEATHS[action] in str(failed.error)
+            assert not deployment.availability()["chat"][AUDIO].ready
+            assert deployment.status()["phase"] == "degraded"
+            assert deployment.availability()["chat"][TEXT].ready == (stage != "think")
+            if stage != "think":
+                assert_terminal(await ask(deployment, spec(modalities=[TEXT])), Done)
+            with pytest.raises(Unavailable, match=stage if stage == "think" else "talk|wave"):
+                await deployment.submit(spec())
+            await asyncio.to_thread(release)
             await until_ready(deployment, restarts=seed + 1)
             assert_terminal(await ask(deployment, spec()), Done)
             await until_idle(deployment)
@@ -141,12 +142,13 @@ async def test_kill_9(tmp_path: Path) -> None:
             running = [await deployment.submit(spec(audio=True, seed=BAD)) for _ in range(num_requests)]
             for handle in running[:1]:
                 await heard(handle, AUDIO)
-            async with restart_held(tmp_path):
-                os.kill(pid_of(deployment, "wave"), signal.SIGKILL)
-                for handle in running:
-                    assert "SIGKILL" in str(assert_terminal(await collect(handle), Failed).error)
-                await until(lambda: deployment.status()["phase"] == "degraded", deployment=deployment)
-                assert_terminal(await ask(deployment, spec(modalities=[TEXT])), Done)
+            release = hold_restart(tmp_path)
+            os.kill(pid_of(deployment, "wave"), signal.SIGKILL)
+            for handle in running:
+                assert "SIGKILL" in str(assert_terminal(await collect(handle), Failed).error)
+            await until(lambda: deployment.status()["phase"] == "degraded", deployment=deployment)
+            assert_terminal(await ask(deployment, spec(modalities=[TEXT])), Done)
+            await asyncio.to_thread(release)
             await until_ready(deployment, restarts)
             assert_terminal(await ask(deployment, spec()), Done)
 

@@ -46,7 +46,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Served]:
     stages: dict[str, dict[str, Any]] = {name: {"faults": faults} for name, faults in FAULTS.items()}
     held = gate.fault(3, **{"sampling.seed": THINK_IS_HELD})
-    stages["think"] = {"faults": [*FAULTS["think"], held], "stall_timeout_s": 60.0}
+    stages["think"] = {"faults": [*FAULTS["think"], held]}
     stages["talk"] = {"num_outputs": NUM_PIECES}
     with served(sim_plan(stages=stages), tmp_path_factory.mktemp("server")) as one:
         yield one

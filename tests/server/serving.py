@@ -22,7 +22,7 @@ from runtime.plan import Plan
 from runtime.serve import bind
 from runtime.server.app import create_app
 from runtime.server.settings import ServerSettings
-from tests.deploy import until
+from tests.deploy import PATIENCE_S, until
 
 MODEL = "sim-chain"
 Result = TypeVar("Result")
@@ -42,16 +42,16 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def http(self, **settings: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **settings)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **settings)
 
     def openai(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S + 10)
 
-    def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
-        self.run(until(condition, timeout_s, self.deployment))
+    def until(self, condition: Callable[[], Any]) -> None:
+        self.run(until(condition, deployment=self.deployment))
 
     def terminals(self, task: str, kind: str) -> float:
         labels = {"task": task, "kind": kind}
@@ -65,13 +65,13 @@ def served(plan: Plan, folder: Path, settings: ServerSettings | None = None, *, 
     thread = threading.Thread(target=asyncio.run, args=(_serve(plan, folder, settings, started, wait),))
     thread.start()
     try:
-        server = started.result(60)
+        server = started.result(PATIENCE_S + 10)
         try:
             yield server
         finally:
             server.loop.call_soon_threadsafe(server.stop.set)
     finally:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -89,9 +89,9 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     deployment.start()
     try:
-        await until(lambda: server.started, 10)
+        await until(lambda: server.started)
         if wait:
-            await until(lambda: deployment.phase in ("ready", "failed"), 30, deployment)
+            await until(lambda: deployment.phase in ("ready", "failed"), deployment=deployment)
             assert deployment.phase == "ready", deployment.failure
         stop = asyncio.Event()
         started.set_result(Served(port, deployment, asyncio.get_running_loop(), stop))

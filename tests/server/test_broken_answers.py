@@ -11,6 +11,7 @@ import pytest
 from openai import APIError, InternalServerError, OpenAI
 
 from runtime.server.settings import ServerSettings
+from tests.gate import Gate
 from tests.plans import sim_plan
 from tests.server.conftest import THINK_FAILS, THINK_REFUSES, WAVE_FAILS, WAVE_FAILS_AT_ONCE
 from tests.server.serving import MODEL, Served, served
@@ -98,33 +99,52 @@ def test_audio_that_is_asked_for_and_absent_is_an_error(silent: Served) -> None:
             assert http.post("/v1/audio/speech", json=ask).status_code == 500
 
 
+FAILS, GOES_ON = 1, 2
+"""Seeds of requests that stand at the gate before their first output."""
+
+
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Its first outputs come long after the headers and some comments."""
+def slow(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Served]:
+    """Its first outputs come after the gate is opened, long after the headers and some comments."""
     stages = {
-        "think": {"first_output_s": 0.5, "faults": [{"action": "raise", "when": {"sampling.seed": 1}}]},
-        "wave": {"first_output_s": 0.5, "faults": [{"action": "raise", "when": {"seed": 1}}]},
+        stage: {
+            "faults": [gate.fault(0, **{key: FAILS}), gate.fault(0, **{key: GOES_ON})]
+            + [{"action": "raise", "when": {key: FAILS}}]
+        }
+        for stage, key in (("think", "sampling.seed"), ("wave", "seed"))
     }
     settings = ServerSettings(headers_after_s=0.05, keepalive_s=0.05)
     with served(sim_plan(stages=stages), tmp_path_factory.mktemp("slow"), settings) as one:
         yield one
 
 
-def test_headers_go_out_early_and_silence_is_filled(slow: Served) -> None:
+def test_headers_go_out_early_and_silence_is_filled(slow: Served, gate: Gate) -> None:
     """F120: a proxy sees life long before the first piece; the SDK sees nothing of it."""
-    with slow.http() as http, http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as reply:
-        body = b"".join(reply.iter_raw())
+    ask = {**CHAT, "stream": True, "seed": GOES_ON}
+    with slow.http() as http, http.stream("POST", "/v1/chat/completions", json=ask) as reply:
+        body, pieces = b"", reply.iter_raw()
+        while len(body) < len(b": keep-alive\n\n" * 2):
+            body += next(pieces)
+        gate.open()
+        body += b"".join(pieces)
     assert body.startswith(b": keep-alive\n\n: keep-alive\n\n")
     assert body.endswith(b"data: [DONE]\n\n")
     with slow.openai() as openai:
-        chunks = list(openai.chat.completions.create(**CHAT, stream=True))
-    assert chunks[0].choices[0].delta.content == "word0 "
+        chunks = openai.chat.completions.create(**CHAT, stream=True, seed=GOES_ON)
+        gate.open()
+        assert next(chunks).choices[0].delta.content == "word0 "
+        chunks.close()
 
 
-def test_a_failure_after_early_headers(slow: Served) -> None:
+def test_a_failure_after_early_headers(slow: Served, gate: Gate) -> None:
     with slow.http() as http:
-        reply = http.post("/v1/chat/completions", json={**CHAT, "stream": True, "seed": 1})
-        assert reply.status_code == 200
-        assert [e["error"]["code"] for e in events(reply.text)] == ["stage_error"]
-        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
-            http.post("/v1/audio/speech", json={**SPEECH, "seed": 1})
+        ask = {**CHAT, "stream": True, "seed": FAILS}
+        with http.stream("POST", "/v1/chat/completions", json=ask) as reply:
+            assert reply.status_code == 200
+            gate.open()
+            assert [e["error"]["code"] for e in events(reply.read().decode())] == ["stage_error"]
+        with http.stream("POST", "/v1/audio/speech", json={**SPEECH, "seed": FAILS}) as reply:
+            assert reply.status_code == 200
+            gate.open()
+            with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+                reply.read()

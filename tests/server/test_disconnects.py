@@ -26,14 +26,23 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "raw speech": ("/v1/audio/speech", SPEECH),
     "speech events": ("/v1/audio/speech", {**SPEECH, "stream_format": "sse"}),
 }
+STUCK_AT_ONCE, STUCK_LATER = 1, 2
+"""Seeds of requests that come to a stop."""
 STREAMS = [name for name in REQUESTS if "whole" not in name]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One slot a stage, a pause before the first piece, and answers that take more than a second."""
-    timing = {"first_output_s": 0.3, "interval_s": 0.05, "num_outputs": 20, "slots": 1}
-    stages = {"think": timing, "talk": timing}
+    """One slot a stage; chosen requests come to a stop before the first piece, or in the middle of the answer."""
+    at_output = {STUCK_AT_ONCE: 0, STUCK_LATER: 2}
+    stages: dict[str, dict[str, Any]] = {
+        stage: {
+            "slots": 1,
+            "faults": [{"action": "stuck", "at_output": n, "when": {key: s}} for s, n in at_output.items()],
+        }
+        for stage, key in (("think", "sampling.seed"), ("talk", "seed"))
+    }
+    stages["talk"]["num_outputs"] = 6
     with served(sim_plan(stages=stages), tmp_path_factory.mktemp("disconnects")) as one:
         yield one
 
@@ -44,9 +53,9 @@ class Client:
     def __init__(self, server: Served) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
 
-    def ask(self, name: str, share: float = 1.0) -> None:
+    def ask(self, name: str, *, seed: int, share: float = 1.0) -> None:
         path, body = REQUESTS[name]
-        content = json.dumps(body).encode()
+        content = json.dumps(body | {"seed": seed}).encode()
         head = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(content)}"]
         self._socket.sendall("\r\n".join([*head, "", ""]).encode() + content[: int(share * len(content))])
 
@@ -90,7 +99,7 @@ def accepted(server: Served) -> float:
 def test_during_the_upload(server: Served, manner: str) -> None:
     before = accepted(server)
     client = Client(server)
-    client.ask("whole chat", share=0.5)
+    client.ask("whole chat", seed=0, share=0.5)
     client.leave(manner)
     server.until(lambda: settled(server))
     assert accepted(server) == before
@@ -100,7 +109,7 @@ def test_during_the_upload(server: Served, manner: str) -> None:
 def test_before_the_first_output(server: Served, manner: str, name: str) -> None:
     before = aborted(server)
     client = Client(server)
-    client.ask(name)
+    client.ask(name, seed=STUCK_AT_ONCE)
     server.until(lambda: num_open(server) == 1)
     client.leave(manner)
     server.until(lambda: settled(server))
@@ -111,7 +120,7 @@ def test_before_the_first_output(server: Served, manner: str, name: str) -> None
 def test_in_the_middle_of_a_stream(server: Served, manner: str, name: str) -> None:
     before = aborted(server)
     client = Client(server)
-    client.ask(name)
+    client.ask(name, seed=STUCK_LATER)
     client.read_until(b"word1 " if "chat" in name else b"\r\n\r\n")
     client.leave(manner)
     server.until(lambda: settled(server))
@@ -120,14 +129,14 @@ def test_in_the_middle_of_a_stream(server: Served, manner: str, name: str) -> No
 
 def test_while_it_waits_for_a_slot(server: Served, manner: str) -> None:
     first, second = Client(server), Client(server)
-    first.ask("chat stream")
-    first.read_until(b"word0 ")
-    second.ask("whole chat")
+    first.ask("chat stream", seed=STUCK_LATER)
+    server.until(lambda: num_open(server) == 1)
+    second.ask("whole chat", seed=0)
     server.until(lambda: server.deployment.status()["queued_requests"] == 1)
     second.leave(manner)
     server.until(lambda: server.deployment.status()["queued_requests"] == 0)
     assert num_open(server) == 1
-    first.read_until(b"word5 ")
+    first.read_until(b"word1 ")
     first.leave(manner)
     server.until(lambda: settled(server))
 
@@ -135,7 +144,7 @@ def test_while_it_waits_for_a_slot(server: Served, manner: str) -> None:
 def test_with_a_whole_answer_half_made(server: Served, manner: str) -> None:
     before = aborted(server)
     client = Client(server)
-    client.ask("whole spoken chat")
+    client.ask("whole spoken chat", seed=STUCK_LATER)
     first_audio = {"task": "chat", "modality": "audio"}
     name = "omnictl_first_output_seconds_count"
     count = server.deployment.metrics.get_sample_value(name, first_audio) or 0
@@ -151,8 +160,8 @@ def test_a_client_that_stops_reading_is_given_up(tmp_path: Path) -> None:
     with served(plan, tmp_path, ServerSettings(write_timeout_s=0.2)) as server:
         client = Client(server)
         try:
-            client.ask("raw speech")
-            server.until(lambda: server.terminals("speech", "aborted") == 1, 20)
+            client.ask("raw speech", seed=0)
+            server.until(lambda: server.terminals("speech", "aborted") == 1)
             server.until(lambda: settled(server))
         finally:
             client.leave("reset")
@@ -160,7 +169,7 @@ def test_a_client_that_stops_reading_is_given_up(tmp_path: Path) -> None:
 
 def test_the_next_client_is_served(server: Served) -> None:
     client = Client(server)
-    client.ask("chat stream")
+    client.ask("chat stream", seed=0)
     client.read_until(b"word3 ")
     client.leave("close")
     server.until(lambda: settled(server))

@@ -12,19 +12,23 @@ import pytest
 from openai import APIStatusError
 
 from runtime.server.settings import ServerSettings
+from tests.deploy import PATIENCE_S
+from tests.gate import Gate
 from tests.plans import sim_plan
 from tests.server.serving import MODEL, Served, served
 
 MAX_BODY, MAX_TEXT = 100_000, 1000
+HELD = 1
+"""Seed of a request that stands at the gate after its first word."""
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 PATHS = ["/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Served]:
     limits = {"max_body_bytes": MAX_BODY, "max_text_chars": MAX_TEXT, "max_queued": 1, "queue_timeout_s": 0.2}
-    plan = sim_plan(limits=limits, stages={"think": {"slots": 1, "interval_s": 0.1}})
-    with served(plan, tmp_path_factory.mktemp("limits"), ServerSettings(body_idle_timeout_s=0.3)) as one:
+    held = {"slots": 1, "faults": [gate.fault(1, **{"sampling.seed": HELD})]}
+    with served(sim_plan(limits=limits, stages={"think": held}), tmp_path_factory.mktemp("limits")) as one:
         yield one
 
 
@@ -76,9 +80,15 @@ def test_the_sdk_gets_the_status_and_not_a_broken_connection(server: Served) -> 
             assert caught.value.status_code == 413
 
 
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(sim_plan(), tmp_path_factory.mktemp("impatient"), ServerSettings(body_idle_timeout_s=0.3)) as one:
+        yield one
+
+
 @pytest.mark.parametrize("body", [b'{"model": ', b""])
-def test_an_upload_that_stands_still_is_given_up(server: Served, body: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+def test_an_upload_that_stands_still_is_given_up(impatient: Served, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.port), timeout=PATIENCE_S) as connection:
         head = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"content-type: application/json"]
         connection.sendall(b"\r\n".join([*head, b"content-length: 99", b"", body]))
         assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
@@ -106,13 +116,15 @@ def test_text_of_the_limit_is_allowed(server: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_server_says_when_to_come_again(server: Served, stream: bool) -> None:
+def test_a_full_server_says_when_to_come_again(server: Served, gate: Gate, stream: bool) -> None:
     """429 with Retry-After, for streams too; the request that runs is not harmed."""
-    with server.http() as http, http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as running:
+    held = {**CHAT, "stream": True, "seed": HELD}
+    with server.http() as http, http.stream("POST", "/v1/chat/completions", json=held) as running:
         pieces = running.iter_raw()
         next(pieces)
         with server.http() as other:
             refused = other.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+        gate.open()
         assert refused.status_code == 429
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert int(refused.headers["retry-after"]) >= 1
