@@ -33,6 +33,11 @@ DIR_VARIABLES = {
     "state_dir": "OMNICTL_STATE_DIR",
     "shm_dir": "OMNICTL_SHM_DIR",
 }
+MEDIA_VARIABLES = tuple(
+    f"OMNICTL_MEDIA_{name}"
+    for name in ("MAX_BYTES", "MAX_AUDIOS", "MAX_IMAGES", "MAX_VIDEOS", "FETCH", "FETCH_TIMEOUT_S", "PRIVATE_HOSTS")
+)
+"""Read by the server alone."""
 VARIABLES = (
     *DIR_VARIABLES.values(),
     API_KEY_VARIABLE,
@@ -40,6 +45,7 @@ VARIABLES = (
     CONFIG_VARIABLE,
     RECIPE_DIRS_VARIABLE,
     SET_VARIABLE,
+    *MEDIA_VARIABLES,
 )
 USER_FILE = "user file"
 

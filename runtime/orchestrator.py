@@ -340,7 +340,7 @@ class Orchestrator:
             if final == stage:
                 kind, limit = MODALITY_PAYLOAD[modality], self.plan.limits.max_unread_bytes
                 targets.append(Target(CLIENT_EDGE, kind, EdgeMode.CHUNKED, ConnectorKind.SHM, self._hub.address, limit))
-        message = Submit(request.request_id, request.epoch, dict(request.spec.params), inputs, targets)
+        message = Submit(request.request_id, request.epoch, request.spec.params_of(stage), inputs, targets)
         self._send(request.bindings[stage].address, message)
 
     def _feed(self, request: ActiveRequest, modality: Modality, payload: Payload, *, last: bool) -> None:

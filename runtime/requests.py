@@ -29,6 +29,8 @@ class RequestSpec:
 
         sampling   {temperature, top_p, top_k, min_p, max_tokens, stop, seed, repetition_penalty,
                     presence_penalty, frequency_penalty}, only what the client set
+        stage_params         stage -> sampling parameters of its own; a stage sees only its own, as stage_sampling
+        mm_processor_kwargs  {use_audio_in_video, fps}: how media are taken in
         voice, speed, seed                   for speech
         language, prompt, temperature        for transcription
     """
@@ -40,6 +42,12 @@ class RequestSpec:
     open_inputs: frozenset[Modality] = frozenset()
     timeout_s: float | None = None
     request_id: str = field(default_factory=new_request_id)
+
+    def params_of(self, stage: str) -> dict[str, Any]:
+        """The params as one stage sees them."""
+        params = dict(self.params)
+        own = params.pop("stage_params", {}).get(stage)
+        return {**params, "stage_sampling": own} if own else params
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from runtime.deployment import Deployment
 from runtime.errors import ConfigError, OmniError, PortInUse
 from runtime.plan import Plan
 from runtime.server.app import create_app
-from runtime.server.settings import ServerSettings
+from runtime.server.settings import ServerSettings, media_settings
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        settings = ServerSettings(api_keys=api_keys(arguments.host))
+        settings = ServerSettings(api_keys=api_keys(arguments.host), media=media_settings(os.environ))
         plan = Plan.model_validate_json(arguments.plan.read_bytes())
         listener = bind(arguments.host, arguments.port)
         asyncio.run(serve(plan, arguments.plan, arguments.state_dir, listener, settings))

@@ -29,6 +29,12 @@ from runtime.server.speech.service import SpeechService
 from runtime.server.transcriptions import routes as transcription_routes
 from runtime.server.transcriptions.service import TranscriptionService
 
+TASK_OF = {
+    "/v1/chat/completions": "chat",
+    "/v1/audio/speech": "speech",
+    "/v1/audio/transcriptions": "transcription",
+}
+
 
 def create_app(orchestrator: Orchestrator, plan: Plan, settings: ServerSettings) -> FastAPI:
     """The application. The orchestrator may still be starting: until it is ready, requests get 503 with phases."""
@@ -51,7 +57,7 @@ def _routers(orchestrator: Orchestrator, plan: Plan, settings: ServerSettings) -
         model_routes.make_router(ModelService(plan)),
     ]
     if "chat" in plan.tasks:
-        routers.append(chat_routes.make_router(ChatService(orchestrator, plan), settings))
+        routers.append(chat_routes.make_router(ChatService(orchestrator, plan, settings.media), settings))
     if "speech" in plan.tasks:
         routers.append(speech_routes.make_router(SpeechService(orchestrator, plan), settings))
     if "transcription" in plan.tasks:
@@ -74,7 +80,9 @@ def _handle_errors(app: FastAPI, orchestrator: Orchestrator, plan: Plan) -> None
         assert isinstance(error, HTTPException)
         asked = f"{request.method} {request.url.path}"
         if error.status_code == 404:
-            return error_response(NotFound(f"{asked}: not served by {plan.name}; served: {served}"))
+            return error_response(
+                NotFound(f"{asked}: not served by {plan.name}{_why(request, plan)}; served: {served}")
+            )
         if error.status_code == 405:
             return _with_status(InvalidRequest(f"{asked}: wrong method; served: {served}"), error)
         return _with_status(InvalidRequest(f"{asked}: {error.detail}"), error)
@@ -85,6 +93,12 @@ def _handle_errors(app: FastAPI, orchestrator: Orchestrator, plan: Plan) -> None
     app.add_exception_handler(OmniError, omni_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientDisconnect, client_gone)
+
+
+def _why(request: Request, plan: Plan) -> str:
+    """What the model would have to have for a route that others of its kind have."""
+    task = TASK_OF.get(request.url.path)
+    return f", whose tasks are {', '.join(plan.tasks)} and not {task}" if task and task not in plan.tasks else ""
 
 
 def _with_status(error: InvalidRequest, cause: HTTPException) -> Response:

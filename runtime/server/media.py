@@ -1,4 +1,4 @@
-"""Clips on their way in: base64 and uploads to the `media` payloads that an ear takes. The bytes are not looked
+"""Media on their way in: base64 and uploads to the `media` payloads that stages take. The bytes are not looked
 into here; decoding them, and saying what is wrong with them, is the stage's work.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequest
 from runtime.payload import Payload
-from runtime.plan import REQUEST_INPUT, PayloadKind
+from runtime.plan import REQUEST_INPUT, Modality, PayloadKind
 
 SLICE_CHARS = 256 << 10
 """Base64 is decoded in slices (a multiple of four): one call holds the interpreter lock for its whole length."""
@@ -33,20 +33,23 @@ def _decode(text: str, param: str) -> bytes:
     except (binascii.Error, ValueError) as exc:
         raise InvalidRequest(f"{param}: not base64: {exc}", param=param) from None
     if not any(decoded):
-        raise InvalidRequest(f"{param}: empty; expected the base64 of an audio file", param=param)
+        raise InvalidRequest(f"{param}: empty; expected the base64 of a file", param=param)
     return b"".join(decoded)
 
 
-def clip_payload(request_id: str, data: bytes, index: int, audio_format: str, name: str) -> Payload:
-    """An undecoded clip: tensors {"data": uint8 (size,)}, meta {"index", "format", "name"}.
+def media_payload(
+    request_id: str, data: bytes, *, index: int, modality: Modality, media_format: str, name: str
+) -> Payload:
+    """An undecoded file: tensors {"data": uint8 (size,)}, meta {"index", "modality", "format", "name"}.
 
-    format is "" when not known; name is the client's field, for messages about the clip.
+    index counts over all media of a request. media_format is "" when not known; name is the client's field, for
+    messages about the file.
     """
     return Payload(
         kind=PayloadKind.MEDIA,
         request_id=request_id,
         edge=REQUEST_INPUT,
         sequence=index,
-        meta={"index": index, "format": audio_format, "name": name},
+        meta={"index": index, "modality": str(modality), "format": media_format, "name": name},
         tensors={"data": np.frombuffer(data, np.uint8)},
     )

@@ -26,7 +26,9 @@ def require_model(plan: Plan, name: str) -> None:
 
 
 def find_voice(plan: Plan, name: str | None, param: str) -> str | None:
-    """The plan's name of a voice or of an alias; the default voice for None. UnsupportedValue lists the voices."""
+    """The plan's name of a voice or of an alias, in whatever case; the default voice for None. UnsupportedValue lists
+    the voices.
+    """
     voices = plan.voices
     if voices is None:
         if name is not None:
@@ -34,10 +36,10 @@ def find_voice(plan: Plan, name: str | None, param: str) -> str | None:
         return None
     if name is None:
         return voices.default
-    found = voices.aliases.get(name, name)
-    if found not in voices.names:
-        known = ", ".join([*voices.names, *voices.aliases])
-        raise UnsupportedValue(f"{param}: unknown voice {shown(name)}; voices: {known}", param=param)
+    known = {voice.lower(): voice for voice in voices.names} | {k.lower(): v for k, v in voices.aliases.items()}
+    if (found := known.get(name.lower())) is None:
+        names = ", ".join([*voices.names, *voices.aliases])
+        raise UnsupportedValue(f"{param}: unknown voice {shown(name)}; voices: {names}", param=param)
     return found
 
 

@@ -4,42 +4,24 @@ silence.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from runtime.errors import Aborted, InvalidRequest, OmniError, StageError, UnsupportedMedia
 from runtime.plan import Modality
-from runtime.requests import AbortedRequest, Done, Event, Failed, ModalityEnd, RequestSpec
+from runtime.requests import AbortedRequest, Done, Event, Failed, ModalityEnd
 from runtime.server.calls import Call
 from runtime.server.chat.schema import ChatRequest
 from runtime.server.chat.service import ChatService
+from runtime.server.settings import MediaSettings
 from runtime.server.speech.schema import SpeechRequest
 from runtime.server.speech.service import SpeechService
 from runtime.server.transcriptions.form import Upload
 from runtime.server.transcriptions.schema import TranscriptionForm
 from runtime.server.transcriptions.service import TranscriptionService
 from tests.plans import sim_plan
+from tests.server.told import Submitted, Told
 
 END = ModalityEnd("r", Modality.TEXT, "stop", {})
-
-
-class Told:
-    """A request whose events are told beforehand."""
-
-    request_id = "r"
-
-    def __init__(self, *events: Event) -> None:
-        self._events = events
-        self.num_aborts = 0
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        for event in self._events:
-            yield event
-
-    async def abort(self) -> AbortedRequest:
-        self.num_aborts += 1
-        return AbortedRequest("r")
 
 
 async def read(call: Call) -> list[Event]:
@@ -95,17 +77,6 @@ async def test_silence_is_the_text_s_fault_if_its_reader_says_so(
             await anext(pieces(body, call))
 
 
-class Submitted:
-    """Keeps what is submitted."""
-
-    def __init__(self) -> None:
-        self.specs: list[RequestSpec] = []
-
-    async def submit(self, spec: RequestSpec) -> Told:
-        self.specs.append(spec)
-        return Told(Done("r", {}))
-
-
 async def test_clips_go_out_under_the_names_of_the_client_s_fields() -> None:
     """So the stage that decodes them can say which one is broken."""
     plan, orchestrator = sim_plan(), Submitted()
@@ -115,6 +86,6 @@ async def test_clips_go_out_under_the_names_of_the_client_s_fields() -> None:
     audio = {"type": "input_audio", "input_audio": {"data": "eHh4", "format": "wav"}}
     messages = [{"role": "user", "content": [audio, {"type": "text", "text": "and"}, audio]}]
     body = ChatRequest.model_validate({"model": model, "messages": messages})
-    await ChatService(orchestrator, plan).open(body, "r")  # type: ignore[arg-type]
+    await ChatService(orchestrator, plan, MediaSettings()).open(body, "r")  # type: ignore[arg-type]
     names = [payload.meta["name"] for spec in orchestrator.specs for payload in spec.inputs[Modality.AUDIO]]
     assert names == ["file", "messages[0].content[0].input_audio", "messages[0].content[2].input_audio"]

@@ -10,7 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.server.chat.schema import AudioOutput, ChatRequest, ContentPart, InputAudio, Message, StreamOptions
+from runtime.server.chat.schema import (
+    AudioOutput,
+    ChatRequest,
+    ContentPart,
+    ImageUrl,
+    InputAudio,
+    MediaUrl,
+    Message,
+    ProcessorOptions,
+    StageSampling,
+    StreamOptions,
+)
 from runtime.server.speech.schema import SpeechRequest
 from runtime.server.transcriptions.schema import TranscriptionForm
 from runtime.server.wire import WireModel
@@ -43,6 +54,9 @@ CHAT: dict[str, list[Any]] = {
     "repetition_penalty": [*NOT_A_NUMBER, 0, -1, 2.1],
     "max_tokens": [*NOT_A_COUNT, 0, -1],
     "max_completion_tokens": [*NOT_A_COUNT, 0, -1],
+    # talk: nothing to do where no audio is asked for
+    "stage_params": ["", 1, True, [], {"thnk": {}}, {"wave": {}}, {"think": 1}, {"think": {"nope": 1}}, {"talk": {}}],
+    "mm_processor_kwargs": [*NOT_AN_OBJECT, {"fps": 1}, {"use_audio_in_video": False}],  # there is no video
 }
 SPEECH: dict[str, list[Any]] = {
     "model": NOT_A_NAME,
@@ -69,8 +83,11 @@ MESSAGE: dict[str, list[Any]] = {
 PART: dict[str, list[Any]] = {
     "type": [*NOT_TEXT, "", "image_url", "input_audio", "video"],
     "text": [*NOT_TEXT, None, "", " "],
-    "input_audio": [{"data": "eHg=", "format": "wav"}, 1, ""],  # in a part of type text
+    # in a part of type text
+    "input_audio": [{"data": "eHg=", "format": "wav"}, 1, ""],
+    **{name: [{"url": "data:;base64,eHg="}, 1, "", {}] for name in ("audio_url", "image_url", "video_url")},
 }
+URL: dict[str, list[Any]] = {"url": [*NOT_TEXT, "", " ", "x", "file:///x", "ftp://x", "http://", "data:audio/wav,x"]}
 CLIP: dict[str, list[Any]] = {
     "data": [*NOT_TEXT, "", " ", "=", "a", "abc", "!!!!", "eHg=\n", "data:audio/wav;base64,eHg="],
     "format": [*NOT_TEXT, "", "WAV", "flac", "ogg"],
@@ -80,6 +97,8 @@ AUDIO: dict[str, list[Any]] = {
     "format": [*NOT_TEXT, "", "WAV", "pcm", "ogg"],
 }
 OPTIONS: dict[str, list[Any]] = {"include_usage": NOT_A_BOOL}
+PROCESSOR: dict[str, list[Any]] = {"use_audio_in_video": NOT_A_BOOL, "fps": [*NOT_A_NUMBER, 0, -1, 61]}
+STAGE = {name: CHAT[name] for name in StageSampling.model_fields}
 
 CHAT_BASE: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 SPEECH_BASE: dict[str, Any] = {"model": MODEL, "input": "hi", "voice": "tone"}
@@ -96,6 +115,10 @@ SPEECH_BASE: dict[str, Any] = {"model": MODEL, "input": "hi", "voice": "tone"}
         (InputAudio, CLIP),
         (AudioOutput, AUDIO),
         (StreamOptions, OPTIONS),
+        (MediaUrl, URL),
+        (ImageUrl, URL),
+        (ProcessorOptions, PROCESSOR),
+        (StageSampling, STAGE),
     ],
 )
 def test_the_tables_cover_the_schemas(schema: type[WireModel], table: dict[str, list[Any]]) -> None:
@@ -165,6 +188,27 @@ def test_audio_fields(http: httpx.Client, field: str) -> None:
         audio = {"voice": "tone", "format": "wav", field: value}
         body = {**CHAT_BASE, "modalities": ["text", "audio"], "audio": audio}
         check_refused(http, "/v1/chat/completions", body, f"audio.{field}")
+
+
+def test_addresses(http: httpx.Client) -> None:
+    for value in URL["url"]:
+        part = {"type": "audio_url", "audio_url": {"url": value}}
+        body = {**CHAT_BASE, "messages": [{"role": "user", "content": [part]}]}
+        check_refused(http, "/v1/chat/completions", body, "messages[0].content[0].audio_url")
+
+
+@pytest.mark.parametrize("field", STAGE)
+def test_stage_fields(http: httpx.Client, field: str) -> None:
+    for value in STAGE[field]:
+        body = {**CHAT_BASE, "stage_params": {"think": {field: value}}}
+        check_refused(http, "/v1/chat/completions", body, f"stage_params.think.{field}")
+
+
+@pytest.mark.parametrize("field", PROCESSOR)
+def test_processor_fields(http: httpx.Client, field: str) -> None:
+    for value in PROCESSOR[field]:
+        body = {**CHAT_BASE, "mm_processor_kwargs": {field: value}}
+        check_refused(http, "/v1/chat/completions", body, f"mm_processor_kwargs.{field}")
 
 
 def test_stream_options(http: httpx.Client) -> None:

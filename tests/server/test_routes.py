@@ -58,7 +58,8 @@ def test_a_plan_of_one_task_has_its_routes_and_the_common_ones(tmp_path: Path, t
             reply = http.post(path, json={})
             assert reply.status_code == (404 if other != task else 415 if task == "transcription" else 400)
             if other != task:
-                assert f"POST {path}: not served" in reply.json()["error"]["message"]
+                expected = f"POST {path}: not served by {MODEL}, whose tasks are {task} and not {other}"
+                assert expected in reply.json()["error"]["message"]
                 assert f"POST {TASK_PATHS[task]}" in reply.json()["error"]["message"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engines.ar.sampling import Sampling, parse_sampling
+from runtime.engines.ar.sampling import Sampling, parse_sampling, stage_sampling
 from runtime.errors import InvalidRequest, UnsupportedValue
 
 DEFAULTS = Sampling(temperature=0.0, repetition_penalty=1.1, max_tokens=256)
@@ -71,3 +71,16 @@ def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
     assert caught.value.param == "temprature"
     with pytest.raises(UnsupportedValue, match="^best_of: not a sampling parameter$"):
         parse_sampling({"best_of": 2}, DEFAULTS)
+
+
+def test_what_is_said_for_one_stage_goes_over_what_is_said_for_all() -> None:
+    own = {"temperature": 0.5, "seed": 3}
+    found = stage_sampling({"stage_sampling": own}, {"temperature": 1.0, "top_k": 5}, DEFAULTS)
+    assert found == dataclasses.replace(DEFAULTS, temperature=0.5, seed=3, top_k=5)
+    assert stage_sampling({}, {"top_k": 5}, DEFAULTS) == dataclasses.replace(DEFAULTS, top_k=5)
+
+
+def test_a_bad_value_for_one_stage_is_refused_as_such() -> None:
+    with pytest.raises(InvalidRequest, match=r"^stage_params: temperature: 0\.001; expected") as caught:
+        stage_sampling({"stage_sampling": {"temperature": 0.001}}, {}, DEFAULTS)
+    assert caught.value.param == "stage_params"

@@ -68,6 +68,18 @@ def parse_sampling(given: Mapping[str, Any], defaults: Sampling) -> Sampling:
     return dataclasses.replace(defaults, **values)
 
 
+def stage_sampling(params: Mapping[str, Any], common: Mapping[str, Any], defaults: Sampling) -> Sampling:
+    """Of one stage of a request: `defaults`, over them what the request says for all stages (`common`), over that what
+    it says for this one (params["stage_sampling"]). Errors as of `parse_sampling`.
+    """
+    sampling = parse_sampling(common, defaults)
+    try:
+        return parse_sampling(params.get("stage_sampling", {}), sampling)
+    except InvalidRequest as exc:
+        exc.message, exc.param = f"stage_params: {exc.message}", "stage_params"
+        raise
+
+
 def _check(name: str, value: Any) -> Any:
     if name == "stop":
         return _check_stop(value)

@@ -6,7 +6,6 @@ says the end. Knows no vLLM and no waveforms.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,12 @@ import torch
 
 from runtime.engines.ar.inputs import InputRows
 from runtime.engines.ar.program import Generated, Prompt, input_rows_arguments
-from runtime.engines.ar.sampling import Sampling, parse_sampling
+from runtime.engines.ar.sampling import Sampling, parse_sampling, stage_sampling
 from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind
+from runtime.programs.media.positions import Positions
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
 from runtime.programs.qwen3_omni.config import OmniConfig, read_speaking_config
 from runtime.programs.qwen3_omni.talker_input import TalkerInput
@@ -33,25 +33,30 @@ DEFAULT_VOICE = "ethan"
 
 @dataclass(slots=True)
 class _Thought:
-    """The thinker's prompt: token_ids [n], embeddings [n, size], hidden [m, size] of its m media tokens."""
+    """The thinker's prompt: token_ids [n], embeddings [n, size], hidden [m, size] of its m media tokens, positions
+    [3, n].
+    """
 
     token_ids: torch.Tensor
     embeddings: torch.Tensor
     hidden: torch.Tensor
+    positions: Positions
 
 
 @dataclass(slots=True)
 class _State:
     request_id: str
     speaker_id: int
-    seed: int | None
+    sampling: Sampling
     thought: _Thought | None = None
     rows: InputRows | None = None
     """Once the thinker has said something."""
 
 
 class Talker:
-    """`defaults` are the sampling parameters of every request; of a request's own only the seed is the talker's."""
+    """`defaults` are the sampling parameters of every request; of what a request says for all stages only the seed is
+    the talker's.
+    """
 
     def __init__(self, config: OmniConfig, inputs: TalkerInput, defaults: Sampling, devices: tuple[str, ...]) -> None:
         self.config, self.inputs, self.defaults, self.devices = config, inputs, defaults, devices
@@ -65,7 +70,8 @@ class Talker:
         if voice not in self.speakers:
             raise InvalidRequest(f"voice: {voice!r}; expected one of {', '.join(self.speakers)}", param="voice")
         seed = work.params.get("seed", work.params.get("sampling", {}).get("seed"))
-        return _State(work.request_id, self.speakers[voice], parse_sampling({"seed": seed}, self.defaults).seed)
+        sampling = stage_sampling(work.params, {"seed": seed}, self.defaults)
+        return _State(work.request_id, self.speakers[voice], sampling)
 
     def feed(self, state: _State, payload: Payload) -> None:
         """First the thinker's prompt, then what it says, row by row, alone or many together."""
@@ -83,7 +89,8 @@ class Talker:
                 raise StageError("talker: the first hidden states that came are not those of a prompt")
             token_ids = to_tensor(payload.tensors["token_ids"], "int32", self.inputs.device)
             hidden = to_tensor(payload.tensors["hidden"], dtype, self.inputs.device)
-            state.thought = _Thought(token_ids, embeddings, hidden)
+            positions = np.array(payload.tensors["positions"], np.int64)
+            state.thought = _Thought(token_ids, embeddings, hidden, positions)
         elif state.rows is None:
             state.rows = self._begin(state.thought, embeddings[0], state.speaker_id)
             state.rows.extend(self.inputs.text(embeddings[1:]))
@@ -92,7 +99,8 @@ class Talker:
 
     def _begin(self, thought: _Thought, first_text: torch.Tensor, speaker_id: int) -> InputRows:
         prompt = self.inputs.prompt(thought.token_ids, thought.embeddings, thought.hidden, first_text, speaker_id)
-        return InputRows(prompt, self.inputs.pad)
+        positions = self.inputs.positions(thought.token_ids.cpu().numpy(), thought.positions)
+        return InputRows(prompt, self.inputs.pad, torch.from_numpy(positions))
 
     def begins(self, state: _State) -> bool:
         return state.rows is not None
@@ -106,7 +114,7 @@ class Talker:
         talker = self.config.talker
         return Prompt(
             token_ids=[talker["codec_pad_id"]] * state.rows.num_prompt_rows,
-            sampling=dataclasses.replace(self.defaults, seed=state.seed),
+            sampling=state.sampling,
             stop_token_ids=(talker["codec_eos_token_id"],),
             inputs=state.rows,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runtime.engines.ar.program import Generated, Prompt, hidden_states_arguments
-from runtime.engines.ar.sampling import Sampling, parse_sampling
+from runtime.engines.ar.sampling import Sampling, parse_sampling, stage_sampling
 from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError, UnsupportedMedia
 from runtime.payload import Payload
@@ -62,7 +62,7 @@ class Thinker:
         }
 
     def open(self, work: StageWork) -> _State:
-        sampling = parse_sampling(work.params.get("sampling", {}), self.defaults)
+        sampling = stage_sampling(work.params, work.params.get("sampling", {}), self.defaults)
         return _State(work.request_id, sampling, PayloadKind.HIDDEN_STATES in work.wants)
 
     def feed(self, state: _State, payload: Payload) -> None:

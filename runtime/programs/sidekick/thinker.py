@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.engines.ar.program import Generated, Prompt
-from runtime.engines.ar.sampling import Sampling, parse_sampling
+from runtime.engines.ar.sampling import Sampling, parse_sampling, stage_sampling
 from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError
 from runtime.payload import Payload
@@ -41,7 +41,8 @@ class Thinker:
         return {}
 
     def open(self, work: StageWork) -> _State:
-        return _State(work.request_id, parse_sampling(work.params.get("sampling", {}), self.defaults))
+        sampling = stage_sampling(work.params, work.params.get("sampling", {}), self.defaults)
+        return _State(work.request_id, sampling)
 
     def feed(self, state: _State, payload: Payload) -> None:
         """Messages come from the request; a text on any other input is the transcript of a clip."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from runtime.plan import Modality
 from runtime.server.names import VoiceName
 from runtime.server.wire import WireModel, refusal
 
@@ -17,18 +18,43 @@ class InputAudio(WireModel):
     format: Literal["wav", "mp3"]
 
 
-class ContentPart(WireModel):
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        name: () for name in ("image_url", "file", "refusal", "video_url", "audio_url")
-    }
+class MediaUrl(WireModel):
+    """data:<type>;base64,<data>, or an http or https address."""
 
-    type: Literal["text", "input_audio"]
+    url: str = Field(min_length=1)
+
+
+class ImageUrl(MediaUrl):
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"detail": ("auto",)}
+
+
+MEDIA_PARTS = {
+    "input_audio": Modality.AUDIO,
+    "audio_url": Modality.AUDIO,
+    "image_url": Modality.IMAGE,
+    "video_url": Modality.VIDEO,
+}
+
+
+class ContentPart(WireModel):
+    """audio_url and video_url are additions to the public API."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {name: () for name in ("file", "refusal")}
+
+    type: Literal["text", "input_audio", "audio_url", "image_url", "video_url"]
     text: str | None = None
     input_audio: InputAudio | None = None
+    audio_url: MediaUrl | None = None
+    image_url: ImageUrl | None = None
+    video_url: MediaUrl | None = None
+
+    @property
+    def modality(self) -> Modality:
+        return MEDIA_PARTS.get(self.type, Modality.TEXT)
 
     @model_validator(mode="after")
     def _matches_its_type(self) -> Self:
-        for name in ("text", "input_audio"):
+        for name in ("text", *MEDIA_PARTS):
             given = getattr(self, name) is not None
             if given and name != self.type:
                 raise refusal(name, f"given in a part of type {self.type!r}", "wrong_part")
@@ -54,8 +80,8 @@ class Message(WireModel):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         for part in self.content:
-            if part.input_audio is not None and self.role != "user":
-                raise refusal("content", f"audio in a message of role {self.role!r}; only a user can speak")
+            if part.text is None and self.role != "user":
+                raise refusal("content", f"{part.modality} in a message of role {self.role!r}; only a user sends media")
             if part.text is not None and not part.text.strip():
                 raise refusal("content", "empty text", "empty_text")
         return self
@@ -81,19 +107,24 @@ TokenLimit = Annotated[int, Field(ge=1, le=1 << 20)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Sampling(WireModel):
-    """The sampling fields of a request; top_k, min_p and repetition_penalty are additions to the public API."""
+class StageSampling(WireModel):
+    """How one stage samples; top_k, min_p and repetition_penalty are additions to the public API."""
 
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
     min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(None, ge=0, lt=1 << 63)
-    stop: Annotated[list[StopText] | None, BeforeValidator(_as_list), Field(max_length=4)] = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: float | None = Field(None, gt=0, le=2, allow_inf_nan=False)
     max_tokens: TokenLimit | None = None
+
+
+class Sampling(StageSampling):
+    """The sampling fields of a request: of the stage that writes the text."""
+
+    stop: Annotated[list[StopText] | None, BeforeValidator(_as_list), Field(max_length=4)] = None
     max_completion_tokens: TokenLimit | None = None
 
     def sampling(self) -> dict[str, Any]:
@@ -104,7 +135,16 @@ class Sampling(WireModel):
         return given
 
 
+class ProcessorOptions(WireModel):
+    """How a model takes media in."""
+
+    use_audio_in_video: bool | None = None
+    fps: float | None = Field(None, gt=0, le=60, allow_inf_nan=False)
+
+
 class ChatRequest(Sampling):
+    """stage_params and mm_processor_kwargs are additions to the public API."""
+
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "n": (1,),
         "tools": ([],),
@@ -132,6 +172,8 @@ class ChatRequest(Sampling):
     audio: AudioOutput | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stage_params: dict[str, StageSampling] | None = None
+    mm_processor_kwargs: ProcessorOptions | None = None
 
     @property
     def speaks(self) -> bool:

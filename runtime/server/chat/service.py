@@ -9,18 +9,21 @@ import time
 from typing import Any
 
 from runtime.errors import UnsupportedValue
+from runtime.graph import select
 from runtime.payload import Payload
 from runtime.plan import REQUEST_INPUT, Modality, PayloadKind, Plan
 from runtime.requests import Delta, Done, ModalityEnd, RequestSpec
 from runtime.server import sse
 from runtime.server.audio import Samples, encode_clip, require_sound, samples_of
 from runtime.server.calls import Call
-from runtime.server.chat.schema import ChatRequest, Message, completion
+from runtime.server.chat.media import MediaReader
+from runtime.server.chat.schema import ChatRequest, Message, ProcessorOptions, completion
+from runtime.server.chat.stages import stage_params
 from runtime.server.chat.stream import ChatStream
-from runtime.server.media import clip_payload, decode_base64
 from runtime.server.names import find_voice, require_model, require_text
 from runtime.server.ports import Orchestrator
 from runtime.server.replies import Pieces
+from runtime.server.settings import MediaSettings
 from runtime.server.usage import chat_usage
 
 TASK = "chat"
@@ -31,9 +34,10 @@ ENCODER_OF = {"pcm16": "pcm"}
 
 
 class ChatService:
-    def __init__(self, orchestrator: Orchestrator, plan: Plan) -> None:
+    def __init__(self, orchestrator: Orchestrator, plan: Plan, media: MediaSettings) -> None:
         self._orchestrator = orchestrator
         self._plan = plan
+        self._media = MediaReader(plan, media)
 
     async def open(self, body: ChatRequest, request_id: str) -> Call:
         """Check what the schema cannot, then submit. Raises what the request is refused for."""
@@ -41,14 +45,16 @@ class ChatService:
         texts = [part.text for message in body.messages for part in message.content if part.text is not None]
         if texts:
             require_text(self._plan, "".join(texts), "messages")
-        clips = await self._clips(body.messages, request_id)
-        inputs = {Modality.TEXT: [self._prompt(body.messages, request_id)]}
+        self._media.check(body.messages)
+        # the transcript of a spoken answer is its text: an answer is never audio alone
+        modalities = (Modality.TEXT, Modality.AUDIO) if body.speaks else (Modality.TEXT,)
+        params = self._params(body, modalities)
+        media = await self._media.read(body.messages, request_id)
         spec = RequestSpec(
             task=TASK,
-            # the transcript of a spoken answer is its text: an answer is never audio alone
-            modalities=(Modality.TEXT, Modality.AUDIO) if body.speaks else (Modality.TEXT,),
-            inputs={**inputs, Modality.AUDIO: clips} if clips else inputs,
-            params=self._params(body),
+            modalities=modalities,
+            inputs={Modality.TEXT: [self._prompt(body.messages, request_id)], **media},
+            params=params,
             request_id=request_id,
         )
         return await Call.open(self._orchestrator, spec, FIELDS)
@@ -89,37 +95,30 @@ class ChatService:
             yield sse.frame(chunk)
         yield sse.DONE
 
-    async def _clips(self, messages: list[Message], request_id: str) -> list[Payload]:
-        clips: list[Payload] = []
-        for number, message in enumerate(messages):
-            for position, part in enumerate(message.content):
-                if part.input_audio is None:
-                    continue
-                param = f"messages[{number}].content[{position}].input_audio"
-                if Modality.AUDIO not in self._plan.tasks[TASK].inputs:
-                    raise UnsupportedValue(f"{param}: {self._plan.name} does not listen in a chat", param=param)
-                data = await decode_base64(part.input_audio.data, f"{param}.data")
-                clips.append(clip_payload(request_id, data, len(clips), part.input_audio.format, param))
-        return clips
-
     def _prompt(self, messages: list[Message], request_id: str) -> Payload:
-        """The messages as the thinker takes them; clips are numbered in the order they appear."""
+        """The messages as the thinker takes them; media are numbered in the order they appear."""
         indices = itertools.count()
         wired = []
         for message in messages:
             role = "system" if message.role == "developer" else message.role
             parts: list[dict[str, Any]] = [
                 {"type": "text", "text": part.text}
-                if part.input_audio is None
-                else {"type": "audio", "index": next(indices)}
+                if part.modality is Modality.TEXT
+                else {"type": str(part.modality), "index": next(indices)}
                 for part in message.content
             ]
             alone = len(parts) == 1 and parts[0]["type"] == "text"
             wired.append({"role": role, "content": parts[0]["text"] if alone else parts})
         return Payload(kind=PayloadKind.TEXT, request_id=request_id, edge=REQUEST_INPUT, meta={"messages": wired})
 
-    def _params(self, body: ChatRequest) -> dict[str, Any]:
+    def _params(self, body: ChatRequest, modalities: tuple[Modality, ...]) -> dict[str, Any]:
         params: dict[str, Any] = {"sampling": body.sampling()}
+        inputs = [Modality.TEXT, *(part.modality for message in body.messages for part in message.content)]
+        if body.stage_params:
+            running = select(self._plan, TASK, modalities, inputs).stages
+            params["stage_params"] = stage_params(self._plan, body.stage_params, running)
+        if body.mm_processor_kwargs is not None:
+            params["mm_processor_kwargs"] = self._processor_options(body.mm_processor_kwargs)
         if body.speaks:
             asked = body.audio.voice if body.audio else None
             if (voice := find_voice(self._plan, asked, "audio.voice")) is not None:
@@ -127,6 +126,14 @@ class ChatService:
             if body.seed is not None:
                 params["seed"] = body.seed
         return params
+
+    def _processor_options(self, given: ProcessorOptions) -> dict[str, Any]:
+        """All of them are about video. UnsupportedValue where the model takes none."""
+        options = given.model_dump(exclude_unset=True)
+        if options and Modality.VIDEO not in self._plan.tasks[TASK].inputs:
+            param = f"mm_processor_kwargs.{next(iter(options))}"
+            raise UnsupportedValue(f"{param}: {self._plan.name} takes no video", param=param)
+        return options
 
 
 def encoder_format(body: ChatRequest) -> str | None:

@@ -34,10 +34,10 @@ def audio_done(usage: dict[str, int]) -> dict[str, Any]:
 
 
 def voice_list(voices: VoicesPlan) -> dict[str, Any]:
-    """Names first, then aliases with the voice that they mean."""
+    """Names first, then aliases with the voice that they mean. Under `voices` too: there web interfaces look."""
     names = [{"id": name, "object": "audio.voice", "name": name} for name in voices.names]
     aliases = [
         {"id": alias, "object": "audio.voice", "name": alias, "alias_of": name}
         for alias, name in voices.aliases.items()
     ]
-    return {"object": "list", "default": voices.default, "data": names + aliases}
+    return {"object": "list", "default": voices.default, "data": names + aliases, "voices": names + aliases}

@@ -8,7 +8,7 @@ from runtime.plan import Modality, Plan
 from runtime.requests import Delta, Done, RequestSpec
 from runtime.server import sse
 from runtime.server.calls import Call
-from runtime.server.media import clip_payload
+from runtime.server.media import media_payload
 from runtime.server.names import require_model, require_text
 from runtime.server.ports import Orchestrator
 from runtime.server.replies import Pieces
@@ -39,10 +39,13 @@ class TranscriptionService:
         require_model(self._plan, upload.form.model)
         if upload.form.prompt is not None:
             require_text(self._plan, upload.form.prompt, "prompt")
+        clip = media_payload(
+            request_id, upload.data, index=0, modality=Modality.AUDIO, media_format=upload.audio_format, name="file"
+        )
         spec = RequestSpec(
             task=TASK,
             modalities=(Modality.TEXT,),
-            inputs={Modality.AUDIO: [clip_payload(request_id, upload.data, 0, upload.audio_format, "file")]},
+            inputs={Modality.AUDIO: [clip]},
             params=upload.form.model_dump(include={"language", "prompt", "temperature"}, exclude_none=True),
             request_id=request_id,
         )
