@@ -20,7 +20,6 @@ from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind
-from runtime.programs.media.positions import Positions
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
 from runtime.programs.qwen3_omni.config import OmniConfig, read_speaking_config
 from runtime.programs.qwen3_omni.talker_input import TalkerInput
@@ -33,14 +32,11 @@ DEFAULT_VOICE = "ethan"
 
 @dataclass(slots=True)
 class _Thought:
-    """The thinker's prompt: token_ids [n], embeddings [n, size], hidden [m, size] of its m media tokens, positions
-    [3, n].
-    """
+    """The thinker's prompt: token_ids [n], embeddings [n, size], hidden [m, size] of its m media tokens."""
 
     token_ids: torch.Tensor
     embeddings: torch.Tensor
     hidden: torch.Tensor
-    positions: Positions
 
 
 @dataclass(slots=True)
@@ -89,8 +85,7 @@ class Talker:
                 raise StageError("talker: the first hidden states that came are not those of a prompt")
             token_ids = to_tensor(payload.tensors["token_ids"], "int32", self.inputs.device)
             hidden = to_tensor(payload.tensors["hidden"], dtype, self.inputs.device)
-            positions = np.array(payload.tensors["positions"], np.int64)
-            state.thought = _Thought(token_ids, embeddings, hidden, positions)
+            state.thought = _Thought(token_ids, embeddings, hidden)
         elif state.rows is None:
             state.rows = self._begin(state.thought, embeddings[0], state.speaker_id)
             state.rows.extend(self.inputs.text(embeddings[1:]))
@@ -99,8 +94,7 @@ class Talker:
 
     def _begin(self, thought: _Thought, first_text: torch.Tensor, speaker_id: int) -> InputRows:
         prompt = self.inputs.prompt(thought.token_ids, thought.embeddings, thought.hidden, first_text, speaker_id)
-        positions = self.inputs.positions(thought.token_ids.cpu().numpy(), thought.positions)
-        return InputRows(prompt, self.inputs.pad, torch.from_numpy(positions))
+        return InputRows(prompt, self.inputs.pad)
 
     def begins(self, state: _State) -> bool:
         return state.rows is not None
