@@ -26,6 +26,10 @@ class SplitEngine:
         self.ends: dict[str, End] = {}
         self._waiting: list[Payload] = []
 
+    @property
+    def program(self) -> Any:
+        return self.consumer.program
+
     def submit(self, work: StageWork) -> None:
         wants = frozenset({str(PayloadKind.KV_BLOCKS)})
         self.producer.submit(StageWork(work.request_id, work.epoch, work.params, work.inputs, wants))

@@ -33,7 +33,7 @@ def context(folder: Path, stage: str, **program_settings: Any) -> LoadContext:
 
 
 def make_omni_engine(
-    folder: Path, program: Any, bytes_per_token: int, *, num_blocks: int = 128, **arguments: Any
+    folder: Path, program: Any, bytes_per_token: int, *, num_blocks: int = 128, role: Any = None, **arguments: Any
 ) -> ArEngine:
     import_vllm()
     from runtime.engines.ar.compat import Core
@@ -52,6 +52,7 @@ def make_omni_engine(
             **program.arguments(),
         },
         num_threads=1,
+        role=role,
     )
     return ArEngine(core, program)
 
