@@ -11,7 +11,7 @@ import sys
 import typer
 
 from omnictl import output
-from omnictl.commands import chat, doctor, down, logs, plan, ps, pull, recipes, up, version
+from omnictl.commands import chat, doctor, down, logs, plan, ps, pull, recipes, trace, up, version
 from runtime.errors import OmniError
 
 TRACEBACK_VARIABLE = "OMNICTL_TRACEBACK"
@@ -29,6 +29,7 @@ app.command("ps")(ps.command)
 app.command("logs")(logs.command)
 app.command("down")(down.command)
 app.command("chat")(chat.command)
+app.command("trace")(trace.command)
 app.command("pull")(pull.command)
 app.command("plan")(plan.command)
 app.add_typer(recipes.app, name="recipes")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -71,6 +72,16 @@ class Client:
         if "phase" not in report or "stages" not in report:
             raise Unavailable(f"{self.url}: what answers there is not an omnictl server")
         return report
+
+    def traces(self) -> list[dict[str, Any]]:
+        """The requests whose traces are kept, newest first, those that still run before the others."""
+        with self._translated():
+            return list(_checked(self._http.get("/v1/omnictl/traces")).get("data", ()))
+
+    def trace(self, request_id: str) -> dict[str, Any]:
+        """Where the time of a request went. NotFound when its trace is not kept."""
+        with self._translated():
+            return _checked(self._http.get(f"/v1/omnictl/traces/{quote(request_id, safe='')}"))
 
     def chat(
         self, model: str, messages: Sequence[Mapping[str, Any]], *, with_audio: bool = False

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from runtime.graph import SubGraph
-from runtime.messages import Ended
+from runtime.messages import Ended, Stamps
 from runtime.payload import Payload
 from runtime.plan import MODALITY_PAYLOAD, Modality
 from runtime.pool import Replica
 from runtime.requests import TERMINALS, Delta, Event, RequestSpec
+from runtime.tracing import RequestTrace
 
 
 class RequestState(StrEnum):
@@ -27,7 +28,8 @@ class RequestState(StrEnum):
 class EventStream:
     """Events of one request, one consumer. Ends after the terminal. Counts what the client has not taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: RequestTrace) -> None:
+        self._trace = trace
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._over = False
@@ -49,6 +51,8 @@ class EventStream:
                 self.unread_bytes -= event.payload.size_bytes
             self._over = isinstance(event, TERMINALS)
             yield event
+            if isinstance(event, Delta):
+                Stamps.add(self._trace.handled, event.modality, time.monotonic())
 
 
 @dataclass(slots=True)
@@ -56,9 +60,10 @@ class ActiveRequest:
     spec: RequestSpec
     graph: SubGraph
     bindings: dict[str, Replica]
+    trace: RequestTrace
+    events: EventStream
     epoch: int = 0
     state: RequestState = RequestState.RUNNING
-    events: EventStream = field(default_factory=EventStream)
     submitted: set[str] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
     ended: dict[str, Ended] = field(default_factory=dict)

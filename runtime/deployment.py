@@ -20,6 +20,7 @@ from runtime.connectors import open_connectors
 from runtime.errors import OmniError, StartFailed, Unavailable
 from runtime.exchange import Exchange
 from runtime.hub import Hub
+from runtime.kv_layouts import check_kv_layouts
 from runtime.messages import AnyMessage, Beat
 from runtime.orchestrator import Availability, Orchestrator, RequestHandle
 from runtime.plan import Modality, Plan
@@ -29,6 +30,7 @@ from runtime.settings import shm_dir
 from runtime.supervisor import Folders, Supervisor
 from runtime.sweep import new_arena_name, sweep_dead_folders, sweep_dead_owners
 from runtime.telemetry import Telemetry
+from runtime.tracing import TraceStore
 from runtime.warmup import warm_up_requests
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,10 @@ class Deployment:
     @property
     def metrics(self) -> CollectorRegistry:
         return self.telemetry.registry
+
+    @property
+    def traces(self) -> TraceStore:
+        return self.orchestrator.traces
 
     async def submit(self, spec: RequestSpec) -> RequestHandle:
         """As Orchestrator.submit; Unavailable until the warm-up has passed."""
@@ -139,6 +145,7 @@ class Deployment:
         """Ready means: every task and modality has answered a real request."""
         try:
             await self._until_all_ready()
+            check_kv_layouts(self.plan, self.orchestrator.pools)
             self.phase = "warming"
             for what, spec in warm_up_requests(self.plan):
                 began_s = time.monotonic()

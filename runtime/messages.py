@@ -123,6 +123,54 @@ class Broken(Message, tag="broken", frozen=True):
     error: dict[str, Any]
 
 
+class Stamps(msgspec.Struct, array_like=True):
+    """First and last time of something, and how often; seconds of CLOCK_MONOTONIC, the same in all processes."""
+
+    first_s: float
+    last_s: float
+    count: int = 1
+
+    @classmethod
+    def add(cls, times: dict[str, Stamps], name: str, now_s: float) -> None:
+        found = times.get(name)
+        if found is None:
+            times[name] = cls(now_s, now_s)
+        else:
+            found.last_s = now_s
+            found.count += 1
+
+
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a stretch of time in a stage loop: in the engine; idle, as the engine had nothing to do; and, of
+    one request, with output that waited for room on an edge. The rest went into messages and payloads."""
+
+    engine_s: float = 0.0
+    idle_s: float = 0.0
+    held_s: float = 0.0
+
+    def since(self, earlier: Spent) -> Spent:
+        return Spent(
+            self.engine_s - earlier.engine_s, self.idle_s - earlier.idle_s, max(0.0, self.held_s - earlier.held_s)
+        )
+
+
+class StageTrace(msgspec.Struct, array_like=True):
+    """What one stage did of a request, and when. received and sent: edge -> times of its pieces."""
+
+    index: int
+    submitted_s: float
+    received: dict[str, Stamps]
+    sent: dict[str, Stamps]
+    complete_s: float = 0.0
+    """When the last piece of the input came; 0 if it did not."""
+    began_s: float | None = None
+    """When the engine first worked on the request, if it tells."""
+    ended_s: float = 0.0
+    life: Spent = Spent()
+    tail: Spent = Spent()
+    """From complete_s to ended_s."""
+
+
 class Started(Message, tag="started", frozen=True):
     """First step on a request at this stage."""
 
@@ -151,6 +199,7 @@ class Ended(Message, tag="ended", frozen=True):
     reason: str
     usage: dict[str, float]
     error: dict[str, Any] | None = None
+    trace: StageTrace | None = None
 
 
 class Aborted(Message, tag="aborted", frozen=True):
@@ -160,6 +209,7 @@ class Aborted(Message, tag="aborted", frozen=True):
     epoch: int
     stage: str
     index: int
+    trace: StageTrace | None = None
 
 
 class StageStats(msgspec.Struct, frozen=True):

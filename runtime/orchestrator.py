@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from runtime.active import ActiveRequest, RequestState
+from runtime.active import ActiveRequest, EventStream, RequestState
 from runtime.admission import Admission
 from runtime.errors import (
     ConnectorError,
@@ -37,6 +37,7 @@ from runtime.messages import (
     Message,
     Output,
     Piece,
+    Stamps,
     Started,
     Submit,
     Target,
@@ -47,6 +48,7 @@ from runtime.plan import MODALITY_PAYLOAD, REQUEST_INPUT, ConnectorKind, EdgeMod
 from runtime.pool import Life, Pools, Replica
 from runtime.requests import AbortedRequest, Delta, Done, Event, Failed, ModalityEnd, RequestSpec
 from runtime.telemetry import Telemetry
+from runtime.tracing import RequestTrace, TraceStore
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Orchestrator:
     ) -> None:
         self.plan, self.pools, self.telemetry = plan, Pools(plan), telemetry
         self.admission = Admission(self.pools, plan.limits, telemetry)
+        self.traces = TraceStore(plan.limits.kept_traces)
         self.accepting = True
         self._hub = hub
         self._exchange, self._unresponsive = exchange, unresponsive
@@ -231,8 +234,10 @@ class Orchestrator:
         if modality is None:
             self.telemetry.dropped.inc()
             return
+        now_s = time.monotonic()
+        Stamps.add(request.trace.arrived, modality, now_s)
         if modality not in request.first_s:
-            request.first_s[modality] = time.monotonic() - request.accepted_s
+            request.first_s[modality] = now_s - request.accepted_s
             self.telemetry.observe_first(request.spec.task, modality, request.first_s[modality])
         if modality is Modality.AUDIO and "samples" in payload.tensors:
             request.audio_s += payload.tensors["samples"].shape[-1] / payload.meta["sample_rate_hz"]
@@ -248,6 +253,7 @@ class Orchestrator:
         if request is None or request.epoch != message.epoch or message.stage in request.ended:
             return
         request.ended[message.stage] = message
+        request.trace.ended(message.stage, message.trace)
         self._acknowledge(request, message.stage)
         if request.state is not RequestState.RUNNING:
             return
@@ -272,6 +278,7 @@ class Orchestrator:
     def _on_aborted(self, message: Aborted) -> None:
         request = self._requests.get(message.request_id)
         if request is not None:
+            request.trace.ended(message.stage, message.trace)
             self._acknowledge(request, message.stage)
             return
         self.pools.replica(message.stage, message.index).bound.discard(message.request_id)  # came after the deadline
@@ -280,6 +287,7 @@ class Orchestrator:
     # ---- the life of a request -----------------------------------------------------------------------
 
     async def _admit(self, spec: RequestSpec) -> ActiveRequest:
+        asked_s = time.monotonic()
         graph = select(self.plan, spec.task, spec.modalities, spec.inputs)
         if not self.accepting:
             raise Unavailable(SHUTTING_DOWN, retry_after_s=10)
@@ -291,10 +299,12 @@ class Orchestrator:
             self.admission.give_back(bindings, spec.request_id)
             reason = f"stage {gone[0].stage} is {gone[0].state}: {gone[0].reason}" if gone else SHUTTING_DOWN
             raise Unavailable(reason, retry_after_s=5)
-        return ActiveRequest(spec, graph, bindings)
+        trace = RequestTrace(spec.request_id, spec.task, graph, asked_s)
+        return ActiveRequest(spec, graph, bindings, trace, EventStream(trace))
 
     def _begin(self, request: ActiveRequest) -> None:
         self._requests[request.request_id] = request
+        self.traces.open(request.trace)
         self._idle.clear()
         self.telemetry.open_requests.set(len(self._requests))
         timeout_s = request.spec.timeout_s or self.plan.limits.request_timeout_s
@@ -356,6 +366,7 @@ class Orchestrator:
             return
         sequence = request.fed.get(stage, 0)
         request.fed[stage] = sequence + 1
+        Stamps.add(request.trace.fed, stage, time.monotonic())
         if last:
             request.open_inputs[stage].discard(modality)
         last = last and not request.open_inputs[stage]
@@ -393,6 +404,7 @@ class Orchestrator:
     def _terminal(self, request: ActiveRequest, terminal: Done | Failed | AbortedRequest) -> None:
         kinds = {Done: "done", Failed: "failed", AbortedRequest: "aborted"}
         task, seconds = request.spec.task, time.monotonic() - request.accepted_s
+        request.trace.over(kinds[type(terminal)])
         self.telemetry.terminals.labels(task, kinds[type(terminal)]).inc()
         self.telemetry.duration.labels(task).observe(seconds)
         if request.audio_s and isinstance(terminal, Done):
@@ -443,6 +455,7 @@ class Orchestrator:
             request.state = RequestState.OVER
             missing = tuple(sorted(request.awaiting))
             self._terminal(request, AbortedRequest(request.request_id, tuple(request.acknowledged), missing))
+        self.traces.close(request.request_id)
         self._exchange.cleanup(request.request_id)
         self.telemetry.open_requests.set(len(self._requests))
         request.all_acknowledged.set()

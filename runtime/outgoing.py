@@ -1,11 +1,12 @@
 """What a replica sends: payloads to consumers, in order per edge, within each edge's credit.
 
 Belongs to one stage loop and its thread. A payload that does not fit its edge's capacity waits here, and with
-it everything behind it on that edge; the loop does not step its engine meanwhile.
+it everything behind it on that edge; the engine makes nothing more of these requests meanwhile.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,8 +31,17 @@ class _Channel:
     waiting: deque[tuple[str, Target, Payload | Message]] = field(default_factory=deque)
 
 
+@dataclass(slots=True)
+class Held:
+    """A request with output that waits for room: since when, and how many entries."""
+
+    since_s: float
+    num_entries: int = 0
+
+
 class Outgoing:
-    """`failed(request_id, error)` is called when a payload could not be stored."""
+    """`failed(request_id, error)` is called when a payload could not be stored; `released(request_id, seconds)` when
+    nothing of a request waits any more."""
 
     def __init__(
         self,
@@ -41,17 +51,17 @@ class Outgoing:
         outbox: Outbox,
         exchange: Exchange,
         failed: Callable[[str, ConnectorError], None],
+        released: Callable[[str, float], None],
     ) -> None:
         self._stage, self._reply = stage, reply
-        self._outbox, self._exchange, self._failed = outbox, exchange, failed
+        self._outbox, self._exchange = outbox, exchange
+        self._failed, self._released = failed, released
         self._channels: dict[tuple[str, str], _Channel] = {}
         self._in_flight: dict[tuple[str, str, int], tuple[str, _Channel, int]] = {}
         """(connector, arena, token) -> request, channel and credited bytes of payloads not yet released."""
+        self.held: dict[str, Held] = {}
+        """Requests whose output waits here."""
         self.edge_bytes: dict[str, int] = {}
-
-    @property
-    def blocked(self) -> bool:
-        return any(channel.waiting for channel in self._channels.values())
 
     def post(self, target: Target, payload: Payload) -> None:
         """Send a payload, now or when its edge has room. The header must be final."""
@@ -75,6 +85,7 @@ class Outgoing:
         for channel in self._channels.values():
             if any(entry[0] == request_id for entry in channel.waiting):
                 channel.waiting = deque(entry for entry in channel.waiting if entry[0] != request_id)
+        self.held.pop(request_id, None)
         for key in [k for k, entry in self._in_flight.items() if entry[0] == request_id]:
             _, channel, size_bytes = self._in_flight.pop(key)
             channel.credits.give(size_bytes)
@@ -88,8 +99,11 @@ class Outgoing:
         if channel is None:
             self._drop_gone()
             channel = self._channels[key] = _Channel(EdgeCredits(target.capacity_bytes))
-        channel.waiting.append((request_id, target, item))
-        self._flush(channel)
+        if channel.waiting or not self._take(channel, item):
+            channel.waiting.append((request_id, target, item))
+            self.held.setdefault(request_id, Held(time.monotonic())).num_entries += 1
+        else:
+            self._send(channel, target, item)
 
     def _drop_gone(self) -> None:
         """Consumers that were replaced have a new address; nothing waits for the old one any more."""
@@ -100,17 +114,28 @@ class Outgoing:
     def _flush(self, channel: _Channel) -> None:
         while channel.waiting:
             request_id, target, item = channel.waiting[0]
-            if isinstance(item, Message):
-                channel.waiting.popleft()
-                self._outbox.send(target.address, item)
-                continue
-            size_bytes = item.size_bytes if item.size_bytes > INLINE_BYTES else 0
-            if size_bytes and not channel.credits.take(size_bytes):
+            if not self._take(channel, item):
                 return
             channel.waiting.popleft()
-            self._send(channel, target, item, size_bytes)
+            held = self.held[request_id]
+            held.num_entries -= 1
+            if not held.num_entries:
+                del self.held[request_id]
+                self._released(request_id, time.monotonic() - held.since_s)
+            self._send(channel, target, item)
 
-    def _send(self, channel: _Channel, target: Target, payload: Payload, size_bytes: int) -> None:
+    @staticmethod
+    def _take(channel: _Channel, item: Payload | Message) -> bool:
+        return isinstance(item, Message) or channel.credits.take(_credited_bytes(item))
+
+    def _send(self, channel: _Channel, target: Target, item: Payload | Message) -> None:
+        if isinstance(item, Message):
+            self._outbox.send(target.address, item)
+        else:
+            self._send_payload(channel, target, item)
+
+    def _send_payload(self, channel: _Channel, target: Target, payload: Payload) -> None:
+        size_bytes = _credited_bytes(payload)
         try:
             ref = self._exchange.put(target.connector, payload)
         except ConnectorError as exc:
@@ -127,3 +152,8 @@ class Outgoing:
         else:
             message = Piece(payload.request_id, payload.epoch, payload.edge, payload.sequence, payload.last, ref, reply)
         self._outbox.send(target.address, message)
+
+
+def _credited_bytes(payload: Payload) -> int:
+    """What a payload takes of its edge's capacity: nothing when it rides in the message."""
+    return payload.size_bytes if payload.size_bytes > INLINE_BYTES else 0

@@ -154,6 +154,7 @@ class Limits(Strict):
     drain_timeout_s: PositiveFloat = 20.0
     max_unread_bytes: PositiveInt = 64 << 20
     beat_timeout_s: PositiveFloat = 30.0
+    kept_traces: NonNegativeInt = 256
 
 
 class RestartBudget(Strict):

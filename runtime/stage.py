@@ -22,7 +22,10 @@ from runtime.messages import (
     Drain,
     Ended,
     Piece,
+    Spent,
     StageStats,
+    StageTrace,
+    Stamps,
     Started,
     Submit,
     Target,
@@ -44,6 +47,13 @@ SNAPSHOT_INTERVAL_S = 0.25
 class _Job:
     epoch: int
     targets: list[Target]
+    missing: set[str]
+    """Inputs whose last piece has not come."""
+    trace: StageTrace
+    submitted: Spent
+    complete: Spent | None = None
+    """What the loop had spent when the request came, and when its input was complete."""
+    held_s: float = 0.0
     sent: dict[str, int] = field(default_factory=dict)
     """Edge -> number of pieces sent."""
     arrived: dict[str, int] = field(default_factory=dict)
@@ -76,7 +86,16 @@ class StageLoop:
         self._owing: set[str] = set()
         """Requests whose job owes credit."""
         self._parking, self._ended, self._lost = Parking(), EndedRequests(), EndedRequests()
-        self._outgoing = Outgoing(stage=stage, reply=inbox.address, outbox=outbox, exchange=exchange, failed=self._fail)
+        self._outgoing = Outgoing(
+            stage=stage,
+            reply=inbox.address,
+            outbox=outbox,
+            exchange=exchange,
+            failed=self._fail,
+            released=self._on_released,
+        )
+        self._held: frozenset[str] = frozenset()
+        self._engine_s = self._idle_s = 0.0
         self._draining = False
         self._steps = self._submitted = self._dropped = 0
         self._step_started_s: float | None = None
@@ -85,14 +104,11 @@ class StageLoop:
 
     def run(self) -> None:
         """Until drained. An exception out of `Engine.step` is fatal to the process and comes out of here."""
-        while not (self._draining and not self._jobs and not self._outgoing.blocked):
-            wait_s = self._wait_s()
-            if wait_s is None or wait_s > 0:
-                self._take_snapshot()
-                self._inbox.wait(wait_s)
+        while not (self._draining and not self._jobs and not self._outgoing.held):
+            self._wait()
             for message in self._inbox.drain(MAX_DRAINED):
                 self._handle(message)
-            if not self._outgoing.blocked and self.engine.next_step_s() == 0.0:
+            if self._next_step_s() == 0.0:
                 self._step()
             if time.monotonic() - self._snapshot_s > SNAPSHOT_INTERVAL_S:
                 self._take_snapshot()
@@ -116,17 +132,33 @@ class StageLoop:
             counters=counters,
         )
 
-    def _wait_s(self) -> float | None:
-        """How long the inbox may be waited for: 0 when the engine has something to do."""
-        waits = [self._parking.next_expiry_s()]
-        if not self._outgoing.blocked:
-            waits.append(self.engine.next_step_s())
-        return min((w for w in waits if w is not None), default=None)
+    def _next_step_s(self) -> float | None:
+        """Of the engine, which first hears whose output has no room."""
+        if self._outgoing.held.keys() != self._held:
+            self._held = frozenset(self._outgoing.held)
+            self.engine.hold(self._held)
+        return self.engine.next_step_s()
+
+    def _wait(self) -> None:
+        """For a message, or until the engine has something to do."""
+        next_step_s, expiry_s = self._next_step_s(), self._parking.next_expiry_s()
+        wait_s = min((w for w in (next_step_s, expiry_s) if w is not None), default=None)
+        if wait_s is not None and wait_s <= 0:
+            return
+        self._take_snapshot()
+        began_s = time.monotonic()
+        self._inbox.wait(wait_s)
+        waited_s = time.monotonic() - began_s
+        if next_step_s is None:
+            self._idle_s += waited_s
+        else:
+            self._engine_s += waited_s
 
     def _step(self) -> None:
-        self._step_started_s = time.monotonic()
+        began_s = self._step_started_s = time.monotonic()
         outputs = self.engine.step()
         self._step_started_s = None
+        self._engine_s += time.monotonic() - began_s
         self._steps += 1
         for output in outputs:
             self._emit(output)
@@ -148,8 +180,10 @@ class StageLoop:
             case Submit():
                 self._on_submit(message)
             case Abort():
+                job = self._jobs.get(message.request_id)
+                trace = self._closed_trace(message.request_id, job) if job is not None else None
                 self._forget(message.request_id, message.epoch)
-                aborted = Aborted(message.request_id, message.epoch, self.stage, self.index)
+                aborted = Aborted(message.request_id, message.epoch, self.stage, self.index, trace)
                 self._outbox.send(self._server.address, aborted)
             case Close():
                 self._forget(message.request_id, message.epoch)
@@ -167,7 +201,10 @@ class StageLoop:
         if job is not None:
             self._drop(request_id, job)
         self._submitted += 1
-        self._jobs[request_id] = _Job(message.epoch, message.targets)
+        trace = StageTrace(self.index, time.monotonic(), {}, {})
+        self._jobs[request_id] = _Job(
+            message.epoch, message.targets, set(message.inputs), trace, Spent(self._engine_s, self._idle_s)
+        )
         wants = frozenset(target.payload for target in message.targets)
         self.engine.submit(
             StageWork(request_id, message.epoch, message.params, frozenset(message.inputs), wants),
@@ -207,6 +244,12 @@ class StageLoop:
         payload.request_id, payload.epoch = piece.request_id, piece.epoch
         payload.edge, payload.sequence, payload.last = piece.edge, piece.sequence, piece.last
         self._start(piece.request_id, job)
+        Stamps.add(job.trace.received, piece.edge, time.monotonic())
+        if piece.last:
+            job.missing.discard(piece.edge)
+            if not job.missing:
+                job.trace.complete_s = time.monotonic()
+                job.complete = self._spent(piece.request_id, job)
         self.engine.feed(piece.request_id, payload)
         if piece.reply:
             job.owed.append(piece)
@@ -241,6 +284,7 @@ class StageLoop:
         """A header of its own per target: each edge has its own numbering."""
         sequence = job.sent.get(target.edge, 0)
         job.sent[target.edge] = sequence + 1
+        Stamps.add(job.trace.sent, target.edge, time.monotonic())
         self._outgoing.post(
             target,
             Payload(payload.kind, request_id, job.epoch, target.edge, sequence, last, payload.meta, payload.tensors),
@@ -258,7 +302,8 @@ class StageLoop:
         self._jobs.pop(request_id, None)
         self._ended.add(request_id, job.epoch)
         error = end.error.to_fields() if end.error is not None else None
-        ended = Ended(request_id, job.epoch, self.stage, end.reason, dict(end.usage), error)
+        trace = self._closed_trace(request_id, job, end.began_s)
+        ended = Ended(request_id, job.epoch, self.stage, end.reason, dict(end.usage), error, trace)
         behind = next((t for t in job.targets if t.edge == CLIENT_EDGE), self._server)
         self._outgoing.post_message(request_id, behind, ended)
 
@@ -280,6 +325,23 @@ class StageLoop:
             self._on_piece(piece)
         if job is None or job.epoch <= epoch:
             self._outgoing.forget(request_id)
+
+    def _closed_trace(self, request_id: str, job: _Job, began_s: float | None = None) -> StageTrace:
+        trace, spent = job.trace, self._spent(request_id, job)
+        trace.began_s, trace.ended_s = began_s, time.monotonic()
+        trace.life = spent.since(job.submitted)
+        if job.complete is not None:
+            trace.tail = spent.since(job.complete)
+        return trace
+
+    def _spent(self, request_id: str, job: _Job) -> Spent:
+        held = self._outgoing.held.get(request_id)
+        held_s = job.held_s + (time.monotonic() - held.since_s if held else 0.0)
+        return Spent(self._engine_s, self._idle_s, held_s)
+
+    def _on_released(self, request_id: str, held_s: float) -> None:
+        if (job := self._jobs.get(request_id)) is not None:
+            job.held_s += held_s
 
     def _drop(self, request_id: str, job: _Job) -> None:
         self.engine.abort(request_id)

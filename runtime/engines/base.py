@@ -72,6 +72,12 @@ class Engine(Protocol):
         True for a request that waits for more input. This is what slows a producer down to its consumer.
         """
 
+    def hold(self, request_ids: frozenset[str]) -> None:
+        """Make no output of these requests before the next call of `hold`: what they made has no room where it goes.
+
+        Replaces the requests named before; unknown ids are fine. Everybody else's work goes on.
+        """
+
     def abort(self, request_id: str) -> None:
         """Forget a request, in whatever state; nothing of it may be emitted afterwards. Unknown ids are fine."""
 

@@ -7,6 +7,7 @@ keeps a failing request from taking its batch along, and counts.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,6 +63,9 @@ class ModuleEngine:
     def __init__(self, program: ModuleProgram) -> None:
         self.program = program
         self._states: dict[str, Any] = {}
+        self._held: frozenset[str] = frozenset()
+        self._began_s: dict[str, float] = {}
+        """Request -> its first run."""
         self._failed: list[StageOutput] = []
         self._batches = 0
         self._rows = 0
@@ -91,31 +95,38 @@ class ModuleEngine:
         state = self._states.get(request_id)
         return state is None or not self.program.ready(state)
 
+    def hold(self, request_ids: frozenset[str]) -> None:
+        self._held = request_ids
+
     def abort(self, request_id: str) -> None:
         self._states.pop(request_id, None)
+        self._began_s.pop(request_id, None)
         self._failed = [o for o in self._failed if o.request_id != request_id]
 
     def step(self) -> list[StageOutput]:
         outputs, self._failed = self._failed, []
-        ready = [r for r, state in self._states.items() if self.program.ready(state)][: self.program.max_batch]
+        ready = [r for r in self._states if self._can_run(r)][: self.program.max_batch]
         if not ready:
             return outputs
+        for request_id in ready:
+            self._began_s.setdefault(request_id, time.monotonic())
         for request_id, result in zip(ready, self._run(ready), strict=True):
             state = self._states.pop(request_id)
-            if isinstance(result, OmniError):
-                outputs.append(StageOutput(request_id, end=End(error=result)))
-                continue
-            outputs += [StageOutput(request_id, payload=p) for p in result.payloads]
-            if result.end is not None:
-                outputs.append(StageOutput(request_id, end=result.end))
+            end = End(error=result) if isinstance(result, OmniError) else result.end
+            if isinstance(result, ModuleResult):
+                outputs += [StageOutput(request_id, payload=p) for p in result.payloads]
+            if end is not None:
+                end.began_s = self._began_s.pop(request_id)
+                outputs.append(StageOutput(request_id, end=end))
             else:
                 self._states[request_id] = state  # to the back of the line
         return outputs
 
     def next_step_s(self) -> float | None:
-        if self._failed or any(self.program.ready(s) for s in self._states.values()):
-            return 0.0
-        return None
+        return 0.0 if self._failed or any(map(self._can_run, self._states)) else None
+
+    def _can_run(self, request_id: str) -> bool:
+        return request_id not in self._held and self.program.ready(self._states[request_id])
 
     def stats(self) -> Mapping[str, float]:
         running = sum(self.program.ready(s) for s in self._states.values())
@@ -136,6 +147,7 @@ class ModuleEngine:
 
     def _fail(self, request_id: str, error: OmniError) -> None:
         self._states.pop(request_id, None)
+        self._began_s.pop(request_id, None)
         self._failed.append(StageOutput(request_id, end=End(error=error)))
 
     def _run(self, ready: list[str]) -> Sequence[ModuleResult | OmniError]:

@@ -2,8 +2,8 @@
 
 For control-plane benchmarks at thousands of requests, rehearsals of a placement, and chaos: `faults` in the
 engine settings break chosen requests in chosen ways. An entry stage makes `num_outputs` outputs; a stage that
-is fed by an edge makes one output an input piece. `batch_size` requests are worked on at a time, each on its
-own clock; the others queue.
+is fed by an edge makes one output for `pieces_per_output` input pieces. `batch_size` requests are worked on at a
+time, the others queue: each on its own clock, or, with a `step_s`, all together in steps (`LockstepSimEngine`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,16 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_output_s: float = 0.01
     interval_s: float = 0.01
     num_outputs: int = 8
+    pieces_per_output: int = 1
+    tail_outputs: int = 0
+    """Outputs that follow when the input is complete: a talker that speaks on after the last word was written."""
     batch_size: int = 1024
+    step_s: float = 0.0
+    step_s_per_request: float = 0.0
+    prompt_tokens: int = 0
+    """Of each request; a step takes in at most `step_tokens` of all requests together."""
+    step_tokens: int = 8192
+    prefill_s_per_token: float = 0.0
     output_bytes: int = 960
     load_s: float = 0.0
     load_silently: bool = False
@@ -66,20 +75,28 @@ class _Job:
     due_s: float | None = None
     """When the output in the making is done; None while there is nothing to make, infinite for one that is stuck."""
     open_inputs: set[str] = field(default_factory=set)
+    prompt_tokens: int = 0
+    """Still to be taken in."""
+    began_s: float | None = None
 
 
 class SimEngine:
+    """Every request on its own clock: its first output takes `first_output_s`, each further one `interval_s`."""
+
     def __init__(self, settings: SimSettings, name: str) -> None:
         self.settings = settings
         self.name = name
         self._waiting: OrderedDict[str, _Job] = OrderedDict()
         self._active: dict[str, _Job] = {}
         self._due: list[tuple[float, str]] = []
+        self._held: frozenset[str] = frozenset()
         self._steps = 0
         self._ended: list[StageOutput] = []
 
     def submit(self, work: StageWork) -> None:
-        self._waiting[work.request_id] = _Job(work, open_inputs=set(work.inputs))
+        self._waiting[work.request_id] = _Job(
+            work, open_inputs=set(work.inputs), prompt_tokens=self.settings.prompt_tokens
+        )
         self._activate()
 
     def feed(self, request_id: str, payload: Payload) -> None:
@@ -88,18 +105,27 @@ class SimEngine:
             return
         has_data = bool(payload.meta or payload.tensors)
         if payload.edge == REQUEST_INPUT and has_data:
-            job.pieces += self.settings.num_outputs
+            job.pieces += self.settings.num_outputs * self.settings.pieces_per_output
         elif has_data:
             job.pieces += 1
         if payload.last:
             job.open_inputs.discard(payload.edge)
-            job.complete = not job.open_inputs
+            if not job.open_inputs and not job.complete:
+                job.complete = True
+                job.pieces += self.settings.tail_outputs * self.settings.pieces_per_output
         if request_id in self._active:
             self._schedule(request_id, job)
 
     def consumed(self, request_id: str) -> bool:
         job = self._job(request_id)
-        return job is None or job.pieces == 0
+        return job is None or not self._can_make(job)
+
+    def hold(self, request_ids: frozenset[str]) -> None:
+        freed, self._held = self._held - request_ids, request_ids
+        for request_id in freed & self._active.keys():
+            due_s = self._active[request_id].due_s
+            if due_s is not None and math.isfinite(due_s):
+                heapq.heappush(self._due, (due_s, request_id))
 
     def abort(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)
@@ -114,8 +140,8 @@ class SimEngine:
         while self._due and self._due[0][0] <= now:
             due_s, request_id = heapq.heappop(self._due)
             job = self._active.get(request_id)
-            if job is None or job.due_s != due_s:
-                continue  # aborted meanwhile
+            if job is None or job.due_s != due_s or request_id in self._held:
+                continue  # aborted meanwhile; what is held comes back when it is not
             outputs += self._output(request_id, job)
         return outputs
 
@@ -145,7 +171,11 @@ class SimEngine:
 
     def _is_stale(self, due_s: float, request_id: str) -> bool:
         job = self._active.get(request_id)
-        return job is None or job.due_s != due_s
+        return job is None or job.due_s != due_s or request_id in self._held
+
+    def _can_make(self, job: _Job) -> bool:
+        """Whether there is input for an output; the last one takes what is left."""
+        return job.pieces >= self.settings.pieces_per_output or (job.complete and job.pieces > 0)
 
     def _activate(self) -> None:
         while self._waiting and len(self._active) < self.settings.batch_size:
@@ -157,11 +187,16 @@ class SimEngine:
         """Start the clock of the next output when there is input for it; end the request when there is none left."""
         if job.due_s is not None:
             return
-        if job.pieces > 0:
+        if self._can_make(job):
+            job.began_s = job.began_s or time.monotonic()
             wait_s = self.settings.first_output_s if job.emitted == 0 else self.settings.interval_s
             job.due_s = time.monotonic() + wait_s
             heapq.heappush(self._due, (job.due_s, request_id))
-        elif job.complete:
+        else:
+            self._finish_if_done(request_id, job)
+
+    def _finish_if_done(self, request_id: str, job: _Job) -> None:
+        if job.complete and not job.pieces:
             usage = {"outputs": float(job.emitted)}
             if PayloadKind.TEXT in job.work.wants:
                 usage |= {"prompt_tokens": 1.0, "completion_tokens": float(job.emitted)}
@@ -170,7 +205,8 @@ class SimEngine:
             self._finish(request_id, End(usage=usage))
 
     def _finish(self, request_id: str, end: End) -> None:
-        self._active.pop(request_id, None)
+        if (job := self._active.pop(request_id, None)) is not None:
+            end.began_s = job.began_s
         self._ended.append(StageOutput(request_id, end=end))
         self._activate()
 
@@ -186,7 +222,7 @@ class SimEngine:
                     return []
         made = [StageOutput(request_id, self._payload(kind, job)) for kind in sorted(job.work.wants)]
         job.emitted += 1
-        job.pieces -= 1
+        job.pieces = max(0, job.pieces - self.settings.pieces_per_output)
         job.due_s = None
         self._schedule(request_id, job)
         return made
@@ -225,6 +261,48 @@ class SimEngine:
         return None
 
 
+class LockstepSimEngine(SimEngine):
+    """All requests advance together, as on an accelerator: a step takes `step_s`, plus `step_s_per_request` for each
+    request that makes an output in it, plus `prefill_s_per_token` for each prompt token that it takes in. The loop
+    waits in `step` meanwhile, so that what it does between steps costs what it would cost a real engine.
+    """
+
+    def step(self) -> list[StageOutput]:
+        self._steps += 1
+        outputs, self._ended = self._ended, []
+        making, num_tokens = self._plan_step()
+        if making or num_tokens:
+            step = self.settings
+            time.sleep(step.step_s + step.step_s_per_request * len(making) + step.prefill_s_per_token * num_tokens)
+        for request_id in making:
+            outputs += self._output(request_id, self._active[request_id])
+        return outputs
+
+    def next_step_s(self) -> float | None:
+        return 0.0 if self._ended or any(map(self._can_step, self._active)) else None
+
+    def _can_step(self, request_id: str) -> bool:
+        job = self._active[request_id]
+        return request_id not in self._held and job.due_s is None and self._can_make(job)
+
+    def _plan_step(self) -> tuple[list[str], int]:
+        """Who makes an output, and how many prompt tokens are taken in; the last one of a prompt makes an output."""
+        making: list[str] = []
+        left = self.settings.step_tokens
+        for request_id in filter(self._can_step, self._active):
+            job = self._active[request_id]
+            job.began_s = job.began_s or time.monotonic()
+            taken = min(job.prompt_tokens, left)
+            left -= taken
+            job.prompt_tokens -= taken
+            if not job.prompt_tokens:
+                making.append(request_id)
+        return making, self.settings.step_tokens - left
+
+    def _schedule(self, request_id: str, job: _Job) -> None:
+        self._finish_if_done(request_id, job)
+
+
 def _lookup(params: Mapping[str, Any], dotted: str) -> Any:
     value: Any = params
     for part in dotted.split("."):
@@ -242,4 +320,5 @@ def load(context: LoadContext) -> SimEngine:
         if not settings.load_silently:
             context.progress(f"loading, {left_s:.1f} s left")
         time.sleep(min(left_s, 0.5))
-    return SimEngine(settings, context.stage.name)
+    engine = LockstepSimEngine if settings.step_s else SimEngine
+    return engine(settings, context.stage.name)

@@ -26,6 +26,8 @@ from runtime.server.ports import Orchestrator
 from runtime.server.settings import ServerSettings
 from runtime.server.speech import routes as speech_routes
 from runtime.server.speech.service import SpeechService
+from runtime.server.traces import routes as trace_routes
+from runtime.server.traces.service import TraceService
 from runtime.server.transcriptions import routes as transcription_routes
 from runtime.server.transcriptions.service import TranscriptionService
 
@@ -46,7 +48,7 @@ def create_app(orchestrator: Orchestrator, plan: Plan, settings: ServerSettings)
     app.add_middleware(BodyLimit, max_bytes=plan.limits.max_body_bytes, idle_timeout_s=settings.body_idle_timeout_s)
     if settings.api_keys:
         app.add_middleware(KeyGuard, keys=settings.api_keys)
-    app.add_middleware(Edge)
+    app.add_middleware(Edge, traces=orchestrator.traces)
     return app
 
 
@@ -55,6 +57,7 @@ def _routers(orchestrator: Orchestrator, plan: Plan, settings: ServerSettings) -
     routers = [
         health_routes.make_router(HealthService(orchestrator, plan)),
         model_routes.make_router(ModelService(plan)),
+        trace_routes.make_router(TraceService(orchestrator.traces)),
     ]
     if "chat" in plan.tasks:
         routers.append(chat_routes.make_router(ChatService(orchestrator, plan, settings.media), settings))

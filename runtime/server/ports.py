@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime.plan import Modality
 from runtime.requests import AbortedRequest, Event, RequestSpec
+from runtime.tracing import TraceStore
 
 
 class Availability(Protocol):
@@ -44,6 +45,9 @@ class Orchestrator(Protocol):
 
     @property
     def metrics(self) -> CollectorRegistry: ...
+
+    @property
+    def traces(self) -> TraceStore: ...
 
     async def submit(self, spec: RequestSpec) -> RequestHandle: ...
 

@@ -44,6 +44,8 @@ def of_type(wanted: Any) -> st.SearchStrategy[Any]:
         return st.builds(wanted, **{f: of_type(hints[f]) for f in wanted.__struct_fields__})
     if type(None) in (members := typing.get_args(wanted)):
         return st.none() | of_type(next(m for m in members if m is not type(None)))
+    if typing.get_origin(wanted) is dict:
+        return st.dictionaries(texts, of_type(members[1]), max_size=2)
     (member,) = members
     return st.lists(of_type(member), max_size=2)
 
