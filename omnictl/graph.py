@@ -111,9 +111,10 @@ def _weights_problems(values: Omnictl) -> Iterator[str]:
     for name, entry in values.weights.items():
         made = {"packages": entry.packages, "files": entry.files, "licenses": entry.licenses}
         missing = [key for key, value in made.items() if not value]
-        if entry.provided and len(missing) < len(made):
+        is_built = len(missing) == len(made) and entry.convert is not None
+        if entry.provided and (is_built or len(missing) < len(made)):
             yield f"weights.{name}.provided: the folder is made from packages; it cannot be provided as well"
-        if missing and not entry.provided:
+        if missing and not is_built and not entry.provided:
             yield f"weights.{name}: {' and '.join(missing)} missing; or name the files that are `provided`"
 
 

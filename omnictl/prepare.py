@@ -24,6 +24,7 @@ class Options:
 
     recipe: str
     overrides: Sequence[str]
+    tiny: bool
     gpus: int | None
     host: str
     port: int | None
@@ -47,7 +48,7 @@ def prepare(options: Options) -> Prepared:
 
     api_keys = read_api_keys(options.api_key_file)
     ports.check_host(options.host, has_api_key=bool(api_keys.keys))
-    recipe = load_recipe(options.recipe, overrides=options.overrides)
+    recipe = load_recipe(options.recipe, overrides=options.overrides, tiny=options.tiny)
     machine = probe()
     plan = make_plan(recipe, machine, gpus=options.gpus)
     installed.require_imports(recipe.name, recipe.omnictl.imports)

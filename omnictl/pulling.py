@@ -67,7 +67,8 @@ class Pull:
         for name, entry in wanted.items():
             # Asked again under the lock: another pull may have done the work while this one waited.
             if (problem := find_problem(self._root / name, entry, full=full)) is not None:
-                self._progress.say(f"{name}: {problem}; fetching {entry.source} ({entry.license})")
+                doing = "fetching" if entry.packages else "building"
+                self._progress.say(f"{name}: {problem}; {doing} {entry.source} ({entry.license})")
                 missing[name] = entry
         self._check_space(missing)
         self._packages.fetch(_packages(missing).values())
@@ -95,7 +96,7 @@ class Pull:
         folder.mkdir(parents=True)
         unpack(entry, {p.requirement: self._packages.path(p) for p in entry.packages}, folder)
         if entry.convert is not None:
-            with self._progress.work(f"{name}: converting"):
+            with self._progress.work(f"{name}: {'converting' if entry.packages else 'building'}"):
                 convert(entry.convert, folder)
         write_manifest(folder, name, entry)
         self._publish(name, folder)

@@ -1,7 +1,8 @@
 """Recipes: found by short name, model id or file, overridden, validated, with the source of every value.
 
-Layers, strongest first: command line > environment > user file > recipe's placement > recipe > default. All but
-the last are laid over the raw file before it is validated, so an override is checked like the file itself.
+Layers, strongest first: command line > environment > user file > recipe's placement > its tiny build where that is
+wanted > recipe > default. All but the last are laid over the raw file before it is validated, so an override is checked
+like the file itself.
 Placing a recipe on hardware is `placement`'s.
 """
 
@@ -22,6 +23,8 @@ from runtime.errors import ConfigError, ModelNotFound
 
 DEFAULT = "default"
 FROM_RECIPE = "recipe"
+TINY = "tiny"
+"""The section of a recipe that says what differs in its tiny build, and the source of those values."""
 FILE_ENDINGS = (".yaml", ".yml")
 BY_FILE, BY_MODEL_ID, BY_SHORT_NAME = "file", "model id", "short name"
 
@@ -65,17 +68,37 @@ class RecipeEntry:
     short_names: tuple[str, ...]
 
 
-def load_recipe(name: str, *, overrides: Sequence[str] = ()) -> Recipe:
-    """Find, override and validate a recipe. `overrides` are `a.b=c` texts of the command line.
+def load_recipe(name: str, *, overrides: Sequence[str] = (), tiny: bool = False) -> Recipe:
+    """Find, override and validate a recipe. `overrides` are `a.b=c` texts of the command line. `tiny`: as it is served
+    with its tiny build.
 
-    Raises ModelNotFound with the nearest name, or ConfigError with every problem of the file and the overrides.
+    Raises ModelNotFound with the nearest name, or ConfigError with every problem of the file and the overrides, also
+    when it has no tiny build.
     """
     path, matched = resolve(name)
     data = read_yaml(path)
+    base = _made_tiny(path, data) if tiny else []
     texts = [(text, settings.SET_VARIABLE) for text in settings.environment_overrides()]
     texts += [(text, layers.COMMAND_LINE) for text in overrides]
     chosen = [*_user_overrides(path, data), *(layers.parse_override(text, source) for text, source in texts)]
-    return _build(path, matched, data, chosen)
+    return _build(path, matched, data, base, chosen)
+
+
+def _made_tiny(path: Path, data: dict[str, Any]) -> list[Override]:
+    """Put the sections of the tiny build into their places in `data`; what is to be laid over its stages."""
+    file, _, problems = _validate(path, data, ())
+    if file is None:
+        raise _invalid(path, problems)
+    values = file.omnictl
+    if values.tiny is None:
+        raise ConfigError(
+            f"recipe {values.short_names[0]} has no tiny build",
+            hint="serve it without --tiny, or choose a recipe that has a section `tiny`",
+        )
+    raw = data[layers.SECTION].pop(TINY)
+    data[layers.SECTION] |= {section: raw[section] for section in ("weights", "placements")}
+    data["model"]["context_length"] = raw["context_length"]
+    return list(layers.flatten({"stages": raw.get("stages", {})}, TINY))
 
 
 def resolve(name: str) -> tuple[Path, str]:
@@ -146,14 +169,17 @@ def _user_overrides(path: Path, data: Mapping[str, Any]) -> Iterator[Override]:
             yield from layers.flatten(values, settings.USER_FILE)
 
 
-def _build(path: Path, matched: str, data: dict[str, Any], chosen: Sequence[Override]) -> Recipe:
-    file, _, problems = _validate(path, data, chosen)
+def _build(
+    path: Path, matched: str, data: dict[str, Any], base: Sequence[Override], chosen: Sequence[Override]
+) -> Recipe:
+    """Overrides of `base` are weaker than those of a placement, those that were chosen stronger."""
+    file, _, problems = _validate(path, data, [*base, *chosen])
     if file is None:
         raise _invalid(path, problems)
     placed = {}
     for name, placement in file.omnictl.placements.items():
         own = layers.flatten({"stages": placement.stages}, f"placement {name}") if placement.stages else ()
-        variant, sources, found = _validate(path, data, [*own, *chosen])
+        variant, sources, found = _validate(path, data, [*base, *own, *chosen])
         problems += [problem for problem in found if problem not in problems]
         if variant is not None:
             placed[name] = Placed(variant.omnictl, sources)

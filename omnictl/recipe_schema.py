@@ -85,7 +85,9 @@ class WeightsFile(Strict):
 
 
 class Weights(Strict):
-    """Made from `packages`, or `provided` by whoever runs the model: one of the two (`graph` checks)."""
+    """Made from `packages`, or by a converter from nothing, or `provided` by whoever runs the model: one of the three
+    (`graph` checks).
+    """
 
     license: Text
     source: Text
@@ -95,7 +97,9 @@ class Weights(Strict):
     provided: tuple[RelativePath, ...] = Field(
         default=(), description="files that must lie in the folder; nothing here fetches them"
     )
-    convert: Text | None = Field(default=None, description="name of the converter that is run on the fetched folder")
+    convert: Text | None = Field(
+        default=None, description="converter that is run on what was fetched, or on an empty folder"
+    )
     convert_version: int = Field(
         default=1, ge=1, description="raised when what it writes changes: folders are made anew"
     )
@@ -232,6 +236,15 @@ class Placement(Strict):
         return any(process.gpus for process in self.processes.values())
 
 
+class Tiny(Strict):
+    """What differs where a recipe is served with a small checkpoint that is built here, to rehearse the real one."""
+
+    weights: dict[RelativePath, Weights] = Field(min_length=1, description="instead of the recipe's")
+    context_length: int = Field(gt=0, description="tokens, instead of the model's")
+    stages: dict[Name, dict[str, JsonValue]] = {}
+    placements: dict[Name, Placement] = Field(min_length=1, description="instead of the recipe's")
+
+
 class Omnictl(Strict):
     short_names: tuple[Name, ...] = Field(min_length=1)
     imports: tuple[Text, ...] = Field(default=(), description="modules that the stages need at run time")
@@ -246,6 +259,7 @@ class Omnictl(Strict):
     placement: Name | None = Field(
         default=None, description="default: the first that fits, those with GPUs before the others"
     )
+    tiny: Tiny | None = None
 
 
 class RecipeFile(Strict):

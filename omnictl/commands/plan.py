@@ -19,6 +19,7 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; may be repeated.")
     ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny build with random weights, to rehearse with.")] = False,
     gpus: Annotated[int | None, typer.Option(min=0, help="Use so many GPUs; 0 for the CPU alone.")] = None,
     hardware: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="Plan for other hardware, such as cpu-2x24 or h100x2.")
@@ -31,7 +32,7 @@ def command(
     from omnictl.placement import make_plan
     from omnictl.recipe import load_recipe
 
-    recipe = load_recipe(name, overrides=set_ or ())
+    recipe = load_recipe(name, overrides=set_ or (), tiny=tiny)
     machine = choose_hardware(hardware, gpus)
     for finding in machine.findings:
         output.note(f"{finding.level}: {finding.subject}: {finding.text}")

@@ -11,6 +11,7 @@ from omnictl import output, settings
 
 def command(
     recipe: Annotated[str, typer.Argument(metavar="NAME", help="Short name, model id or file of a recipe.")],
+    tiny: Annotated[bool, typer.Option("--tiny", help="Those of its tiny build, which is made here.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte of what is there already.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
@@ -19,7 +20,7 @@ def command(
     from omnictl.units import format_bytes
     from omnictl.weights import ensure_weights
 
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(recipe, tiny=tiny)
     states = ensure_weights(loaded, full=verify)
     if as_json:
         entries = [

@@ -95,12 +95,15 @@ def _verdict(num_problems: int) -> str:
     return "1 problem" if num_problems == 1 else f"{num_problems} problems"
 
 
-def _problems(name: str) -> list[str]:
+def _problems(name: str, *, tiny: bool = False) -> list[str]:
     from omnictl.graph import find_problems
     from omnictl.recipe import load_recipe
 
     try:
-        recipe = load_recipe(name)
+        recipe = load_recipe(name, tiny=tiny)
     except OmniError as error:
         return list(error.problems or (error.message,))
-    return [f"{recipe.path}: {problem}" for problem in find_problems(recipe)]
+    problems = [f"{recipe.path}: {problem}" for problem in find_problems(recipe)]
+    if recipe.omnictl.tiny is not None:
+        problems += [f"{problem} (--tiny)" for problem in _problems(name, tiny=True) if problem not in problems]
+    return problems

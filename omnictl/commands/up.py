@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def command(
     recipe: Annotated[str, typer.Argument(metavar="NAME", help="Short name, model id or file of a recipe.")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A tiny build with random weights, to rehearse with.")] = False,
     gpus: Annotated[int | None, typer.Option(min=0, help="Use so many GPUs; 0 for the CPU alone.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = settings.DEFAULT_HOST,
     port: Annotated[
@@ -49,10 +50,12 @@ def command(
 
     began_s = time.monotonic()
     store = Store()
-    prepared = prepare(Options(recipe, tuple(set_ or ()), gpus, host, port, name, api_key_file))
+    prepared = prepare(Options(recipe, tuple(set_ or ()), tiny, gpus, host, port, name, api_key_file))
     wanted = prepared.wanted
     for finding in prepared.machine.findings:
         output.note(f"{finding.level}: {finding.subject}: {finding.text}")
+    if tiny:
+        output.note("a tiny build: its weights are random numbers, so answers and voices are noise")
     existing = living_or_refuse(store, wanted)
     # Looked at now, so that a taken port is told before anything is fetched; chosen for good when it starts.
     likely_port = existing.port if existing else ports.choose_port(host, port, readable_deployments(store))

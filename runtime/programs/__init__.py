@@ -24,10 +24,13 @@ PROGRAMS: dict[str, str] = {
 """program name -> "module:factory"; the factory takes a LoadContext."""
 
 CONVERTERS: dict[str, str] = {
+    "qwen3_omni.tiny": "runtime.programs.qwen3_omni.tiny:build",
     "sidekick.thinker": "runtime.programs.sidekick.convert:thinker",
     "sidekick.voice": "runtime.programs.sidekick.convert:voice",
 }
-"""converter name -> "module:function(folder)"; turns fetched files into what the program loads, in place."""
+"""converter name -> "module:function(folder)"; makes what the program loads, in place, of fetched files or
+of nothing.
+"""
 
 
 def load_program(context: LoadContext) -> Any:

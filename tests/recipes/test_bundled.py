@@ -10,10 +10,10 @@ import yaml
 
 from omnictl import recipe_schema
 from omnictl.graph import find_problems
-from omnictl.recipe import bundled_dir, find_recipes, load_recipe
+from omnictl.recipe import Recipe, bundled_dir, find_recipes, load_recipe
 from omnictl.recipe_schema import Meta, Model, Omnictl
 from runtime.engines import base
-from runtime.engines.ar.settings import EngineSettings
+from runtime.engines.ar.settings import SET_ELSEWHERE, EngineSettings
 from runtime.engines.sim import Fault, SimSettings
 from runtime.plan import EngineKind
 from runtime.programs import CONVERTERS, PROGRAMS
@@ -27,6 +27,12 @@ NAMES = [str(path.relative_to(bundled_dir())) for path in PATHS]
 @pytest.mark.parametrize("path", PATHS, ids=NAMES)
 def test_a_recipe_is_sound_and_its_parts_exist(path: Path) -> None:
     recipe = load_recipe(str(path))
+    _check_parts(recipe)
+    if recipe.omnictl.tiny is not None:
+        _check_parts(load_recipe(str(path), tiny=True))
+
+
+def _check_parts(recipe: Recipe) -> None:
     assert find_problems(recipe) == []
     for name, stage in recipe.omnictl.stages.items():
         assert stage.engine in base.ENGINES
@@ -55,6 +61,7 @@ def test_every_bundled_recipe_is_found_by_its_names() -> None:
 def test_ar_settings_are_those_of_the_engine() -> None:
     ours, theirs = recipe_schema.ArSettings.model_fields, EngineSettings.model_fields
     assert {name: field.default for name, field in ours.items()} == {name: f.default for name, f in theirs.items()}
+    assert recipe_schema.ArSettings.SET_ELSEWHERE == SET_ELSEWHERE
 
 
 @pytest.mark.parametrize(
