@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.errors import UnsupportedValue
 from runtime.graph import select
-from runtime.plan import EngineKind, Plan
+from runtime.plan import EngineKind, Plan, StagePlan
 from runtime.server.chat.schema import StageSampling
 
 TASK = "chat"
@@ -24,7 +24,7 @@ def stage_params(plan: Plan, given: Mapping[str, StageSampling], running: Collec
     """
     task = plan.tasks[TASK]
     stages = select(plan, TASK, task.outputs, task.inputs).stages
-    sampling = [name for name in stages if plan.stage(name).engine in SAMPLING_ENGINES]
+    sampling = [name for name in stages if _samples(plan.stage(name))]
     for name in given:
         param, known = f"stage_params.{name}", ", ".join(sampling) or "none"
         if name not in stages:
@@ -36,3 +36,8 @@ def stage_params(plan: Plan, given: Mapping[str, StageSampling], running: Collec
         if name not in running:
             raise UnsupportedValue(f"{param}: this stage has nothing to do for this request", param=param)
     return {name: values.model_dump(exclude_unset=True) for name, values in given.items()}
+
+
+def _samples(stage: StagePlan) -> bool:
+    """Not the half of a split stage that only computes prompts."""
+    return stage.engine in SAMPLING_ENGINES and stage.engine_settings.get("kv_role") != "producer"
