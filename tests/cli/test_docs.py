@@ -29,5 +29,5 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'vllm', 'transformers', 'numpy', 'httpx', 'rich', 'docker', 'pydantic', 'yaml', 'av'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert done.stderr.strip() == "[]"

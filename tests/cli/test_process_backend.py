@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -45,27 +44,25 @@ def grandchild(parent: subprocess.Popen[bytes]) -> ProcessId:
 
 def test_an_obedient_server_is_not_killed(spawn: Spawn, folder: Path) -> None:
     child, record = server(spawn, folder, OBEDIENT)
-    report = process.stop(record, folder, timeout_s=20)
+    report = process.stop(record, folder, timeout_s=100)
     assert (report.was_alive, report.killed, report.port_free) == (True, (), True)
-    assert child.wait(5) == -signal.SIGTERM
+    assert child.wait(100) == -signal.SIGTERM
 
 
 def test_a_stubborn_server_is_killed_at_the_deadline(spawn: Spawn, folder: Path) -> None:
     child, record = server(spawn, folder, STUBBORN)
     assert process.stop(record, folder, timeout_s=0.5).killed == (child.pid,)
-    assert child.wait(5) == -signal.SIGKILL
+    assert child.wait(100) == -signal.SIGKILL
 
 
 def test_hurry_cuts_the_drain_short(spawn: Spawn, folder: Path) -> None:
     child, record = server(spawn, folder, STUBBORN)
     read_fd, write_fd = os.pipe()
     threading.Timer(0.3, os.write, (write_fd, b"!")).start()
-    began = time.monotonic()
-    assert process.stop(record, folder, timeout_s=60, hurry_fd=read_fd).killed == (child.pid,)
-    assert time.monotonic() - began < 20
+    assert process.stop(record, folder, timeout_s=100_000, hurry_fd=read_fd).killed == (child.pid,)
     os.close(read_fd)
     os.close(write_fd)
-    child.wait(5)
+    child.wait(100)
 
 
 @pytest.mark.parametrize("killed_before", [False, True])
@@ -77,18 +74,18 @@ def test_workers_that_stay_behind_are_ended(
     orphan = grandchild(parent)
     if killed_before:
         parent.kill()
-        parent.wait(5)
-    report = process.stop(record, folder, timeout_s=5)
+        parent.wait(100)
+    report = process.stop(record, folder, timeout_s=100)
     assert report.was_alive is not killed_before
     assert report.killed == (orphan.pid,)
     assert identify(orphan.pid) is None
-    parent.wait(5)
+    parent.wait(100)
 
 
 def test_a_process_that_got_the_pid_later_is_not_touched(spawn: Spawn, folder: Path) -> None:
     foreign = spawn(OBEDIENT)
     reused = ProcessId(pid=foreign.pid, start_ticks=1, boot_id=identity(foreign.pid).boot_id)
-    report = process.stop(deployment("one", reused), folder, timeout_s=5)
+    report = process.stop(deployment("one", reused), folder, timeout_s=100)
     assert (report.was_alive, report.killed) == (False, ())
     assert foreign.poll() is None
 
@@ -96,7 +93,7 @@ def test_a_process_that_got_the_pid_later_is_not_touched(spawn: Spawn, folder: P
 def test_a_port_that_others_took_is_told_and_not_an_error(spawn: Spawn, folder: Path, listener: Listen) -> None:
     child = spawn(OBEDIENT)
     record = deployment("one", identity(child.pid), port=listener())
-    assert process.stop(record, folder, timeout_s=5).port_free is False
+    assert process.stop(record, folder, timeout_s=100).port_free is False
 
 
 def test_the_sweep_takes_files_of_dead_owners_only(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_dialogue_at_a_terminal(tool: Tool) -> None:
     )
     os.close(end)
     os.write(terminal, b"one\n\ntwo\n\x04")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=100)
     os.close(terminal)
     assert process.returncode == 0, err
     assert out.decode() == (ANSWER + "\n") * 2

@@ -38,7 +38,9 @@ class Recorder:
         self.phases.append(news["phase"])
 
 
-def wait(reports: Iterator[dict[str, Any]], *, timeout_s: float = 5.0, pid: int | None = None, **options: bool) -> Wait:
+def wait(
+    reports: Iterator[dict[str, Any]], *, timeout_s: float = 100.0, pid: int | None = None, **options: bool
+) -> Wait:
     """Wait for a server in this process that answers with the reports, the last one again and again."""
     latest: list[dict[str, Any]] = []
 
@@ -66,29 +68,25 @@ def test_degraded_decides_only_for_a_deployment_of_somebody_else() -> None:
 
 
 def test_silence_ends_the_wait_and_elapsed_time_is_no_progress() -> None:
-    began = time.monotonic()
     result = wait((report("starting", ("starting", "loading")) for _ in iter(int, 1)), timeout_s=1.0)
     assert result.outcome is Outcome.SILENT
     assert result.failing_process == "p0"
-    assert time.monotonic() - began < 4
 
 
 def test_progress_resets_the_deadline() -> None:
-    """Ten steps, one a probe, take at least 2.5 s; each is well within the deadline of 1 s."""
-    steps = [report("starting", ("starting", f"part {n}")) for n in range(10)]
-    assert wait(iter([*steps, report("ready")]), timeout_s=1.0).outcome is Outcome.READY
+    """Fourteen steps, one a probe, take at least 3.5 s; each is well within the deadline of 3 s."""
+    steps = [report("starting", ("starting", f"part {n}")) for n in range(14)]
+    assert wait(iter([*steps, report("ready")]), timeout_s=3.0).outcome is Outcome.READY
 
 
 def test_the_servers_death_ends_the_wait_at_once(spawn: Spawn) -> None:
     child = spawn("import time; print('up', flush=True); time.sleep(0.5)")
-    began = time.monotonic()
-    assert wait(iter([report("starting")]), timeout_s=30, pid=child.pid).outcome is Outcome.EXITED
-    assert time.monotonic() - began < 5
+    assert wait(iter([report("starting")]), timeout_s=100_000, pid=child.pid).outcome is Outcome.EXITED
 
 
 def test_a_signal_ends_the_wait_at_once() -> None:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert wait(iter([report("starting")]), timeout_s=30).outcome is Outcome.INTERRUPTED
+    assert wait(iter([report("starting")]), timeout_s=100_000).outcome is Outcome.INTERRUPTED
 
 
 def test_another_server_on_the_port_is_not_taken_for_ours(spawn: Spawn) -> None:

@@ -17,7 +17,7 @@ from omnictl.processes import ProcessId
 from omnictl.state import Store
 
 RECIPE = "sim-chain"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 COMMAND = [sys.executable, "-P", "-m", "omnictl"]
 
 
@@ -119,7 +119,7 @@ class Foreground:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(TIMEOUT_S)
 
     def __str__(self) -> str:
         return f"exit {self.process.poll()}\n{self.stdout}\n{self.stderr}"
@@ -137,6 +137,8 @@ def until(condition: Callable[[], bool], what: str, process: subprocess.Popen[by
 def run_printed_request(output: str) -> dict[str, Any]:
     """The answer to the curl command in the output of `up`, copied as it is."""
     request = next(line for line in output.splitlines() if line.startswith("curl"))
-    done = subprocess.run(f"{request} --noproxy '*' --silent", shell=True, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(
+        f"{request} --noproxy '*' --silent", shell=True, capture_output=True, timeout=TIMEOUT_S, check=True
+    )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

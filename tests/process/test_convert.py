@@ -49,12 +49,12 @@ def test_a_converter_ends_with_whoever_started_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.DEVNULL) as parent:
         child = _busy_child(parent)
         parent.kill()
-    assert child.wait(5), "the converter lives on without its parent"
+    assert child.wait(100), "the converter lives on without its parent"
 
 
 def _busy_child(parent: subprocess.Popen[bytes]) -> ProcessId:
     """The converter's process, once it is loading its libraries."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 100
     while time.monotonic() < deadline_s:
         for child in descendants(parent.pid):
             if "libtorch" in Path(f"/proc/{child.pid}/maps").read_text():

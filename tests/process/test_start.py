@@ -16,31 +16,31 @@ import psutil
 
 from runtime.requests import Done
 from runtime.sweep import start_ticks
-from tests.deploy import ask, deployed, spec, until
+from tests.deploy import PATIENCE_S, ask, deployed, spec, until
 from tests.plans import sim_plan
 
 
 async def test_progress_resets_the_start_deadline(tmp_path: Path) -> None:
     """F045: a stage that says it is getting on may take longer than the deadline."""
-    plan = sim_plan(stages={"talk": {"load_s": 6.0}})
-    plan = plan.model_copy(update={"stages": tuple(s.model_copy(update={"start_timeout_s": 4.0}) for s in plan.stages)})
+    plan = sim_plan(stages={"talk": {"load_s": 9.0}})
+    plan = plan.model_copy(update={"stages": tuple(s.model_copy(update={"start_timeout_s": 8.0}) for s in plan.stages)})
     async with deployed(plan, tmp_path) as deployment:
         assert isinstance((await ask(deployment, spec()))[-1], Done)
 
 
 async def test_a_silent_start_fails_and_names_the_stage(tmp_path: Path) -> None:
-    plan = sim_plan(stages={"talk": {"load_s": 30.0, "load_silently": True}})
-    plan = plan.model_copy(update={"stages": tuple(s.model_copy(update={"start_timeout_s": 2.0}) for s in plan.stages)})
+    plan = sim_plan(stages={"talk": {"load_s": 600.0, "load_silently": True}})
+    plan = plan.model_copy(update={"stages": tuple(s.model_copy(update={"start_timeout_s": 5.0}) for s in plan.stages)})
     async with deployed(plan, tmp_path, wait=False) as deployment:
-        await until(lambda: deployment.phase == "failed", 10, deployment)
+        await until(lambda: deployment.phase == "failed", deployment=deployment)
         row = next(r for r in deployment.status()["stages"] if r["stage"] == "talk")
         assert row["state"] == "failed"
-        assert "no progress for 2 s while talk: loading (start_timeout_s)" in row["reason"]
+        assert "no progress for 5 s while talk: loading (start_timeout_s)" in row["reason"]
 
 
 async def test_a_stage_that_cannot_load_says_why(tmp_path: Path) -> None:
     async with deployed(sim_plan(stages={"wave": {"nonsense": 1}}), tmp_path, wait=False) as deployment:
-        await until(lambda: deployment.phase == "failed", 10, deployment)
+        await until(lambda: deployment.phase == "failed", deployment=deployment)
         failure = deployment.status()["failure"]
         assert "nonsense" in failure["message"]
         assert failure["class"] == "ConfigError"
@@ -48,12 +48,11 @@ async def test_a_stage_that_cannot_load_says_why(tmp_path: Path) -> None:
 
 
 async def test_stop_while_starting(tmp_path: Path) -> None:
-    began_s = time.monotonic()
-    async with deployed(sim_plan(stages={"talk": {"load_s": 20.0}}), tmp_path, wait=False) as deployment:
-        await asyncio.sleep(0.5)
+    """It does not wait for the load."""
+    async with deployed(sim_plan(stages={"talk": {"load_s": 600.0}}), tmp_path, wait=False) as deployment:
+        await until(lambda: all(row["pid"] for row in deployment.status()["stages"]), deployment=deployment)
         pids = [row["pid"] for row in deployment.status()["stages"]]
-    assert time.monotonic() - began_s < 8
-    assert all(pid is None or start_ticks(pid) is None for pid in pids)
+    assert all(start_ticks(pid) is None for pid in pids)
 
 
 async def test_two_deployments_side_by_side(tmp_path: Path) -> None:
@@ -80,11 +79,11 @@ class ServerProcess:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.base = f"http://127.0.0.1:{self.port}"
 
-    def until_ready(self, timeout_s: float = 30.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    def until_ready(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             try:
-                if httpx.get(f"{self.base}/ready", timeout=2).status_code == 200:
+                if httpx.get(f"{self.base}/ready", timeout=PATIENCE_S).status_code == 200:
                     return
             except httpx.TransportError:
                 assert self.process.poll() is None, "the server ended"
@@ -97,7 +96,7 @@ class ServerProcess:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 def free_port() -> int:
@@ -108,8 +107,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def assert_gone(workers: list[psutil.Process], timeout_s: float) -> None:
-    _, alive = psutil.wait_procs(workers, timeout=timeout_s)
+def assert_gone(workers: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     assert not alive
 
 
@@ -121,8 +120,8 @@ def test_sigterm_ends_everything(tmp_path: Path) -> None:
         pids = {server.process.pid, *(w.pid for w in workers)}
         assert len(workers) == 3
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
-        assert_gone(workers, 1)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert_gone(workers)
         assert ours_in_shared_memory(pids) == []
     finally:
         server.end()
@@ -136,8 +135,8 @@ def test_kill_9_of_the_server_takes_the_workers_along(tmp_path: Path) -> None:
         workers = server.workers()
         pids = {server.process.pid, *(w.pid for w in workers)}
         server.process.kill()
-        server.process.wait(5)
-        assert_gone(workers, 3)
+        server.process.wait(PATIENCE_S)
+        assert_gone(workers)
     finally:
         server.end()
     again = ServerProcess(tmp_path)
@@ -147,7 +146,7 @@ def test_kill_9_of_the_server_takes_the_workers_along(tmp_path: Path) -> None:
         assert list(Path(tempfile.gettempdir()).glob(f"omnictl-{server.process.pid}-*")) == []
     finally:
         again.process.send_signal(signal.SIGTERM)
-        again.process.wait(15)
+        again.process.wait(PATIENCE_S)
         again.end()
 
 
@@ -155,13 +154,13 @@ def test_signals_while_starting(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         server = ServerProcess(tmp_path)
         try:
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + PATIENCE_S
             while len(server.workers()) < 3 and time.monotonic() < deadline_s:
                 time.sleep(0.02)
             workers = server.workers()
             server.process.send_signal(number)
-            assert server.process.wait(15) == 0
-            assert_gone(workers, 1)
+            assert server.process.wait(PATIENCE_S) == 0
+            assert_gone(workers)
         finally:
             server.end()
 
@@ -172,10 +171,10 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         server.until_ready()
         workers = server.workers()
         request = {"model": "sim-chain", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        with httpx.stream("POST", f"{server.base}/v1/chat/completions", json=request, timeout=10):
+        with httpx.stream("POST", f"{server.base}/v1/chat/completions", json=request, timeout=PATIENCE_S):
             os.kill(server.process.pid, signal.SIGINT)
             os.kill(server.process.pid, signal.SIGINT)
-            assert server.process.wait(5) in (0, 130)
-        assert_gone(workers, 3)
+            assert server.process.wait(PATIENCE_S) in (0, 130)
+        assert_gone(workers)
     finally:
         server.end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,12 +121,10 @@ def test_a_credit_of_an_earlier_process_frees_nothing(connector: Connector) -> N
     assert connector.health().num_payloads == 1
 
 
-def test_a_ref_that_never_was_is_an_error_at_once(connector: Connector) -> None:
-    started_s = time.monotonic()
+def test_a_ref_that_never_was_is_an_error(connector: Connector) -> None:
     for arena in ("", "omnictl-1-1-00000000-1", "../../etc/passwd"):
         with pytest.raises(ConnectorError, match=r"gone|no name of a segment|another process"):
             connector.get(Ref(connector.put(payload(0)).connector, arena, 1, 64, 64))
-    assert time.monotonic() - started_s < 1.0
 
 
 def test_a_ref_of_another_connector_is_an_error(connector: Connector) -> None:

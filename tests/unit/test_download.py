@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from tests.wheels import Behaviour, Index, serving
 NAME = "voice.whl"
 SIZE_BYTES = 300_000
 CONTENT = random.Random(1).randbytes(SIZE_BYTES)
-LIMITS = DownloadLimits(connect_timeout_s=2, read_timeout_s=0.3, max_attempts=3, backoff_s=0.01)
+LIMITS = DownloadLimits(connect_timeout_s=30, read_timeout_s=30, max_attempts=3, backoff_s=0.01)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_host_that_never_gets_further_is_given_up(index: Index, target: Path) 
 def test_a_silent_host_is_given_up_and_what_came_is_kept(index: Index, target: Path) -> None:
     index.behaviour[NAME] = Behaviour(hang_after=[100_000, 0, 0, 0])
     with pytest.raises(WeightsError, match="no answer in time"):
-        fetch(remote(index), target)
+        fetch(remote(index), target, replace(LIMITS, read_timeout_s=1.0))
     assert part_path(target).read_bytes() == CONTENT[:100_000]
     assert not target.exists()
     fetch(remote(index), target)

@@ -169,7 +169,7 @@ def test_a_vendor_tool_that_hangs_is_a_finding_and_is_ended_with_its_children(
     assert "no answer within 2 s; no GPU is used" in told(hardware)
     children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(children) == 2
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while any(map(is_running, children)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -17,7 +17,7 @@ from omnictl.recipe_schema import WeightsPackage
 from runtime.errors import EnvironmentProblem, WeightsError
 from tests.wheels import Index, serving, sha256_of, write_wheel
 
-LIMITS = DownloadLimits(connect_timeout_s=2, read_timeout_s=2, max_attempts=1, backoff_s=0.01)
+LIMITS = DownloadLimits(connect_timeout_s=30, read_timeout_s=30, max_attempts=1, backoff_s=0.01)
 
 
 @pytest.fixture(autouse=True)

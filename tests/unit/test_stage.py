@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from runtime.connectors import open_connectors
 from runtime.connectors.arena import ShmSettings
-from runtime.engines.sim import Fault, SimEngine, SimSettings
+from runtime.engines.sim import Fault, SimSettings, make_engine
 from runtime.exchange import Exchange
 from runtime.messages import (
     Abort,
@@ -54,7 +54,7 @@ class Bench:
         self.loop = StageLoop(
             stage="s",
             index=0,
-            engine=SimEngine(SimSettings(**(defaults | sim)), "s"),
+            engine=make_engine(SimSettings(**(defaults | sim)), "s"),
             inbox=inbox,
             outbox=Outbox(self.context),
             exchange=self.exchange,
@@ -69,10 +69,19 @@ class Bench:
         for message in messages:
             self.outbox.send(self.address, message)
 
-    def submit(self, request_id: str, epoch: int = 0, *, capacity_bytes: int = 1 << 20, mode: str = "chunked") -> None:
+    def submit(
+        self,
+        request_id: str,
+        epoch: int = 0,
+        *,
+        capacity_bytes: int = 1 << 20,
+        mode: str = "chunked",
+        consumer: Inbox | None = None,
+    ) -> None:
+        address = (consumer or self.consumer).address
         targets = [
             Target(CLIENT_EDGE, "text", "chunked", "shm", self.server.address, 1 << 20),
-            Target("s->n", "latents", mode, "shm", self.consumer.address, capacity_bytes),
+            Target("s->n", "latents", mode, "shm", address, capacity_bytes),
         ]
         self.send(Submit(request_id, epoch, {}, ["request"], targets))
 
@@ -83,7 +92,7 @@ class Bench:
         ref = ref or Ref("shm", size_bytes=packed.size_bytes, inline=packed.to_bytes())
         self.send(Piece(request_id, epoch, "request", sequence, last, ref, self.server.address))
 
-    def heard(self, kind: type[AnyMessage], inbox: Inbox | None = None, timeout_s: float = 3.0) -> Any:
+    def heard(self, kind: type[AnyMessage], inbox: Inbox | None = None, timeout_s: float = 100.0) -> Any:
         """The next message of a kind; others are passed over."""
         inbox = inbox or self.server
         while inbox.wait(timeout_s):
@@ -100,7 +109,7 @@ class Bench:
 
     def close(self) -> None:
         self.send(Drain())
-        self.thread.join(5)
+        self.thread.join(100)
         assert not self.thread.is_alive(), "the loop did not drain"
         for closing in (self.server, self.consumer, self._inbox, self.outbox, self.loop._outbox, self.exchange):
             closing.close()
