@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from runtime.engines.base import End, LoadContext, StageOutput, StageWork
 from runtime.errors import InvalidRequest, OmniError, StageError
@@ -55,6 +55,14 @@ class ModuleProgram(Protocol):
     def counters(self) -> Mapping[str, float]: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """What a program has besides, if a request can become ready by time alone."""
+
+    def ready_in_s(self, state: Any) -> float | None:
+        """When a request that is not ready will be, if nothing is fed; above 0. None: not before something is."""
 
 
 class ModuleEngine:
@@ -123,7 +131,12 @@ class ModuleEngine:
         return outputs
 
     def next_step_s(self) -> float | None:
-        return 0.0 if self._failed or any(map(self._can_run, self._states)) else None
+        if self._failed or any(map(self._can_run, self._states)):
+            return 0.0
+        if not isinstance(self.program, Timed):
+            return None
+        waits = [self.program.ready_in_s(state) for r, state in self._states.items() if r not in self._held]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def _can_run(self, request_id: str) -> bool:
         return request_id not in self._held and self.program.ready(self._states[request_id])

@@ -56,9 +56,9 @@ def whole(omni_model: Any, codes: np.ndarray) -> np.ndarray:
         return omni_model.code2wav(torch.from_numpy(codes).long()[None])[0, 0].numpy()
 
 
-def speak(driver: StageDriver, codes: np.ndarray, sizes: list[int], request_id: str = "r") -> Stream:
+def speak(driver: StageDriver, codes: np.ndarray, sizes: list[int], request_id: str = "r", **params: Any) -> Stream:
     """Feed pieces of these sizes, as fast as the stage takes them."""
-    driver.open(request_id, "media", inputs=frozenset({EDGE}))
+    driver.open(request_id, "media", inputs=frozenset({EDGE}), **params)
     start = 0
     for size in sizes:
         driver.feed(request_id, EDGE, "codec_codes", {}, {"codes": codes[:, start : start + size]})
@@ -94,7 +94,7 @@ def test_whole(driver: StageDriver, codes: np.ndarray, whole: np.ndarray) -> Non
 
 
 def test_frame_by_frame(driver: StageDriver, codes: np.ndarray, whole: np.ndarray) -> None:
-    stream = speak(driver, codes, [1] * NUM_FRAMES)
+    stream = speak(driver, codes, [1] * NUM_FRAMES, seed=0)
     sizes = [round(len(p.tensors["samples"]) / 1920) for p in stream.payloads]
     assert sizes == [4, 4, 8, 16, 25, 25, 25, 23]
     assert_same(stream, whole, NUM_FRAMES)
@@ -106,6 +106,52 @@ def test_pieces_of_any_size(driver: StageDriver, codes: np.ndarray, whole: np.nd
     while sum(sizes) < NUM_FRAMES:
         sizes.append(min(chance.randint(1, 40), NUM_FRAMES - sum(sizes)))
     assert_same(speak(driver, codes, sizes), whole, NUM_FRAMES)
+
+
+def test_a_seed_gives_the_same_bits_however_the_frames_come(driver: StageDriver, codes: np.ndarray) -> None:
+    streams = [speak(driver, codes, sizes, seed=7) for sizes in ([NUM_FRAMES], [1] * NUM_FRAMES, [7] * 18 + [4])]
+    assert len({stream.joined("samples").tobytes() for stream in streams}) == 1
+
+
+def test_chunks_follow_the_player(omni_checkpoint: Path, codes: np.ndarray, whole: np.ndarray) -> None:
+    """A clock that the test moves: chunks are small while the player has little, and what waits leaves in time."""
+    now_s = [100.0]
+    engine = load(omni_checkpoint, reserve_s=0.25)
+    engine.program._clock = lambda: now_s[0]
+    driver, sizes, num_fed = StageDriver(engine), [], 0
+
+    def feed(num_frames: int) -> None:
+        nonlocal num_fed
+        piece = codes[:, num_fed : num_fed + num_frames]
+        num_fed += num_frames
+        driver.feed("r", EDGE, "codec_codes", {}, {"codes": piece}, last=num_fed == NUM_FRAMES)
+
+    def run() -> list[int]:
+        num_before = len(sizes)
+        while driver.engine.next_step_s() == 0.0:
+            driver.step()
+            sizes.append(int(engine.stats()["frames"]) - sum(sizes))
+        return sizes[num_before:]
+
+    driver.open("r", "media", inputs=frozenset({EDGE}))
+    feed(4)
+    assert run() == [4], "the first sound"
+    feed(30)
+    assert run() == [30], "a backlog"
+    feed(24)
+    assert run() == [], "34 frames are to be played: it waits for a chunk of the steady size"
+    wait_s = driver.engine.next_step_s()
+    assert wait_s is not None
+    assert wait_s == pytest.approx(engine.stats()["audio_s"] - 0.25 - 25 * 0.08)
+    now_s[0] += wait_s + 0.001
+    assert run() == [24], "but not when the player runs low"
+    assert engine.stats()["underruns"] == 0
+    now_s[0] += 10
+    feed(NUM_FRAMES - 58)
+    assert run()[0] == 32, "a backlog, of which little at once while nothing is heard"
+    assert engine.stats()["underruns"] == 1
+    assert_same(driver.streams["r"], whole, NUM_FRAMES)
+    engine.close()
 
 
 def test_what_is_kept_of_a_request_is_bounded(driver: StageDriver, codes: np.ndarray) -> None:
@@ -155,6 +201,11 @@ def test_a_context_too_small_is_refused(omni_checkpoint: Path) -> None:
         load(omni_checkpoint, context_frames=39)
     assert "40 or more" in str(caught.value.hint)
     load(omni_checkpoint, context_frames=40).close()
+
+
+def test_chunk_sizes_out_of_order_are_refused(omni_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="stage code2wav: first_chunk_frames 30, steady_chunk_frames 25"):
+        load(omni_checkpoint, first_chunk_frames=30)
 
 
 def test_settings_are_checked(omni_checkpoint: Path) -> None:

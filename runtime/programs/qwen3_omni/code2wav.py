@@ -6,7 +6,8 @@ samples. Owns a request's frames and its place in them. The module engine calls 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,29 +20,32 @@ from runtime.errors import ConfigError, InvalidRequest, OmniError, StageError, W
 from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
 from runtime.programs.loading import read_settings
+from runtime.programs.media.playback import PlaybackPolicy, Player
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
 from runtime.programs.qwen3_omni.config import read_speaking_config
 from runtime.programs.qwen3_omni.vocoder import Codes, Samples, Vocoder
 
 SAMPLE_RATE_HZ = 24_000
-GROWTH = 2
-"""Each chunk is so many times the one before, up to the steady size: early sound first, then little wasted work."""
 
 
 class Code2WavSettings(Strict):
     first_chunk_frames: int = Field(4, gt=0)
     steady_chunk_frames: int = Field(25, gt=0)
     max_chunk_frames: int = Field(100, gt=0, description="at once, when so many are there")
+    reserve_s: float = Field(0.25, ge=0, description="of the player's buffer that is not waited with")
     context_frames: int | None = Field(None, ge=0, description="default: as far back as the network hears")
 
 
 @dataclass(slots=True)
 class RequestState:
-    """`frames` are the last ones, of which the first `num_sent - first` have been decoded."""
+    """`frames` are the last ones, of which the first `num_sent - first` have been decoded. player: None for a request
+    with a seed, which sounds the same every time to the last bit.
+    """
 
     request_id: str
     epoch: int
     frames: Codes
+    player: Player | None
     first: int = 0
     """Number of the first frame of `frames`."""
     num_sent: int = 0
@@ -53,27 +57,41 @@ class RequestState:
     def num_frames(self) -> int:
         return self.first + self.frames.shape[1] + sum(codes.shape[1] for codes in self.pending)
 
+    @property
+    def num_ready(self) -> int:
+        return self.num_frames - self.num_sent
+
 
 class Code2Wav:
     max_batch = 1
     """A common tensor would need a common length, and chunks are short: turns between requests cost nothing."""
 
-    def __init__(self, vocoder: Vocoder, settings: Code2WavSettings) -> None:
-        """ConfigError when the context is smaller than what the network hears."""
+    def __init__(
+        self, vocoder: Vocoder, settings: Code2WavSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """ConfigError when the context is smaller than what the network hears, or chunk sizes are out of order."""
         context = vocoder.reach if settings.context_frames is None else settings.context_frames
         if context < vocoder.reach:
             raise ConfigError(
                 f"context_frames {context} is smaller than the {vocoder.reach} frames that the network hears",
                 hint=f"leave it out, or set it to {vocoder.reach} or more",
             )
-        self._vocoder, self._settings, self._context_frames = vocoder, settings, context
-        self._counters = {"frames": 0.0, "chunks": 0.0, "audio_s": 0.0}
+        self._vocoder, self._context_frames, self._clock = vocoder, context, clock
+        self._policy = PlaybackPolicy(
+            vocoder.samples_per_frame / SAMPLE_RATE_HZ,
+            settings.first_chunk_frames,
+            settings.steady_chunk_frames,
+            settings.max_chunk_frames,
+            settings.reserve_s,
+        )
+        self._counters = {"frames": 0.0, "chunks": 0.0, "audio_s": 0.0, "underruns": 0.0}
 
     def open(self, work: StageWork) -> RequestState:
         speed = work.params.get("speed")
         if speed not in (None, 1):
             raise InvalidRequest(f"speed: {speed!r}; this model speaks at its own speed, 1 only", param="speed")
-        return RequestState(work.request_id, work.epoch, np.zeros((self._vocoder.num_groups, 0), np.int32))
+        player = Player() if work.params.get("seed") is None else None
+        return RequestState(work.request_id, work.epoch, np.zeros((self._vocoder.num_groups, 0), np.int32), player)
 
     def feed(self, state: RequestState, payload: Payload) -> None:
         if payload.tensors:
@@ -82,24 +100,26 @@ class Code2Wav:
             state.fed_all = True
 
     def ready(self, state: RequestState) -> bool:
-        waiting = state.num_frames - state.num_sent
-        return waiting >= self._chunk_frames(state) or state.fed_all
+        return state.fed_all or self._chunk_frames(state) > 0
+
+    def ready_in_s(self, state: RequestState) -> float | None:
+        return self._policy.wait_s(state.num_ready, state.num_sent, self._buffered_s(state))
 
     def _chunk_frames(self, state: RequestState) -> int:
-        """Frames that are worth a run: the first chunk, then each time the double, up to the steady size."""
-        return min(max(self._settings.first_chunk_frames, state.num_sent * (GROWTH - 1)), self._steady)
+        buffered_s = self._buffered_s(state)
+        return self._policy.next_size(state.num_ready, state.num_sent, buffered_s, complete=state.fed_all)
 
-    @property
-    def _steady(self) -> int:
-        return max(self._settings.first_chunk_frames, self._settings.steady_chunk_frames)
+    def _buffered_s(self, state: RequestState) -> float | None:
+        return None if state.player is None else state.player.buffered_s(self._clock())
 
     def run(self, states: Sequence[RequestState]) -> Sequence[ModuleResult | OmniError]:
         (state,) = states
         state.frames = np.concatenate([state.frames, *state.pending], axis=1)
         state.pending.clear()
-        result, stop = ModuleResult(), min(state.num_frames, state.num_sent + self._settings.max_chunk_frames)
-        if stop > state.num_sent:
-            samples = self._decoded(state, stop)
+        result, num_frames = ModuleResult(), self._chunk_frames(state)
+        if num_frames:
+            samples = self._decoded(state, state.num_sent + num_frames)
+            self._note_arrival(state, len(samples) / SAMPLE_RATE_HZ)
             result.payloads.append(self._audio(state, samples))
         if state.fed_all and state.num_sent == state.num_frames:
             usage = {"audio_s": state.num_samples / SAMPLE_RATE_HZ, "frames": float(state.num_sent)}
@@ -127,6 +147,10 @@ class Code2Wav:
         state.frames, state.first = state.frames[:, num_old:], state.first + num_old
         return samples
 
+    def _note_arrival(self, state: RequestState, audio_s: float) -> None:
+        if state.player is not None:
+            self._counters["underruns"] += state.player.add(audio_s, self._clock())
+
     def _audio(self, state: RequestState, samples: Samples) -> Payload:
         meta = {"sample_rate_hz": SAMPLE_RATE_HZ}
         return Payload(PayloadKind.MEDIA, state.request_id, state.epoch, meta=meta, tensors={"samples": samples})
@@ -146,8 +170,8 @@ class Code2Wav:
         return {
             "sample_rate_hz": SAMPLE_RATE_HZ,
             "frames_per_s": SAMPLE_RATE_HZ / vocoder.samples_per_frame,
-            "first_chunk_frames": self._settings.first_chunk_frames,
-            "steady_chunk_frames": self._steady,
+            "first_chunk_frames": self._policy.first_chunk_frames,
+            "steady_chunk_frames": self._policy.steady_chunk_frames,
             "context_frames": self._context_frames,
         }
 

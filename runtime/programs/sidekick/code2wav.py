@@ -22,6 +22,7 @@ from runtime.errors import InvalidRequest, OmniError, StageError, WeightsError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind, Strict
 from runtime.programs.loading import open_session, read_settings, require_files
+from runtime.programs.media.playback import Player
 from runtime.programs.sidekick.chunk_policy import Chunk, ChunkPolicy
 from runtime.programs.sidekick.synthesis import (
     HELD_BACK_FRAMES,
@@ -82,8 +83,7 @@ class RequestState:
     sent_frames: int = 0
     fed_all: bool = False
     reason: str = "stop"
-    played_out_s: float = 0.0
-    """When a player will have nothing left to play, by `time.monotonic`; 0 before the first samples."""
+    player: Player = field(default_factory=Player)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +207,7 @@ class Code2Wav:
 
     def _note_arrival(self, state: RequestState, audio_s: float) -> None:
         """Follow a player who starts with the first samples; count how often it has nothing left to play."""
-        now_s = time.monotonic()
-        if state.played_out_s and now_s > state.played_out_s:
-            self._counters["underruns"] += 1
-        state.played_out_s = max(now_s, state.played_out_s) + audio_s
+        self._counters["underruns"] += state.player.add(audio_s, time.monotonic())
         self._counters["audio_s"] += audio_s
 
     # ---- the stage -----------------------------------------------------------------------------------
