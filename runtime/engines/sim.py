@@ -310,6 +310,11 @@ def _lookup(params: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
+def make_engine(settings: SimSettings, name: str) -> SimEngine:
+    engine = LockstepSimEngine if settings.step_s else SimEngine
+    return engine(settings, name)
+
+
 def load(context: LoadContext) -> SimEngine:
     try:
         settings = msgspec.convert(context.stage.engine_settings, SimSettings)
@@ -320,5 +325,4 @@ def load(context: LoadContext) -> SimEngine:
         if not settings.load_silently:
             context.progress(f"loading, {left_s:.1f} s left")
         time.sleep(min(left_s, 0.5))
-    engine = LockstepSimEngine if settings.step_s else SimEngine
-    return engine(settings, context.stage.name)
+    return make_engine(settings, context.stage.name)

@@ -148,6 +148,30 @@ def test_requests_join_and_leave_a_running_batch(roomy: Driver, expected: dict[s
         assert answers[name].ids == expected[name][: 8 + number]
 
 
+def test_who_is_held_makes_nothing_and_goes_on_later(roomy: Driver, expected: dict[str, list[int]]) -> None:
+    """In the batch, and in vLLM's queue."""
+    engine = roomy.engine
+    for name in ("p33", "p70"):
+        roomy.ask(name, PROMPTS[name], max_tokens=NUM_NEW)
+    for _ in range(3):
+        roomy.step()
+    roomy.ask("p3", PROMPTS["p3"], max_tokens=NUM_NEW)
+    engine.hold(frozenset({"p33", "p3", "unknown"}))
+    num_before = len(roomy.answers["p33"].ids)
+    while engine.next_step_s() is not None:
+        roomy.step()
+    assert roomy.answers["p70"].ids == expected["p70"]
+    assert len(roomy.answers["p33"].ids) == num_before
+    assert "p3" not in roomy.answers
+    engine.hold(frozenset())
+    answers = roomy.drain()
+    assert {name: answers[name].ids for name in ("p33", "p3")} == {name: expected[name] for name in ("p33", "p3")}
+    ends = [answers[name].end for name in ("p33", "p70", "p3")]
+    began_s = [end.began_s for end in ends if end is not None and end.began_s is not None]
+    assert len(began_s) == 3
+    assert began_s == sorted(began_s), "the engine says when it first worked on each"
+
+
 def test_aborted_neighbours_in_every_state(roomy: Driver, expected: dict[str, list[int]]) -> None:
     engine = roomy.engine
     roomy.ask("kept", PROMPTS["p33"], max_tokens=NUM_NEW)
