@@ -235,8 +235,9 @@ class Core:
 
     def close(self) -> None:
         """Free the model and the KV cache."""
-        self._engine.engine_core.shutdown()
-        self._engine.renderer.shutdown()
+        with engine_turn():
+            self._engine.engine_core.shutdown()
+            self._engine.renderer.shutdown()
 
 
 def check_version() -> None:
