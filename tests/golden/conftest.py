@@ -34,9 +34,9 @@ def omni_model(omni_checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def omni_references(omni_checkpoint: Path, omni_model: Any) -> dict[str, Reference]:
-    from transformers import WhisperFeatureExtractor
+    from transformers import Qwen3OmniMoeProcessor
 
     from tests.golden.omni_reference import PARTS, make_reference
 
-    extractor = WhisperFeatureExtractor.from_pretrained(omni_checkpoint)
-    return {name: make_reference(omni_model, extractor, name) for name in PARTS}
+    processor = Qwen3OmniMoeProcessor.from_pretrained(omni_checkpoint)
+    return {name: make_reference(omni_model, processor, name) for name in PARTS}

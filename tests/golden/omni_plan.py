@@ -67,7 +67,7 @@ def omni_plan(mode: EdgeMode, processes: tuple[tuple[str, ...], ...], **talker: 
         ),
         tasks={
             "chat": TaskPlan(
-                inputs={Modality.TEXT: "thinker", Modality.AUDIO: "thinker"},
+                inputs=dict.fromkeys((Modality.TEXT, Modality.AUDIO, Modality.IMAGE, Modality.VIDEO), "thinker"),
                 outputs={Modality.TEXT: "thinker", Modality.AUDIO: "code2wav"},
             )
         },

@@ -5,6 +5,8 @@ Made once a test session (tests/golden/conftest.py); greedy, float32, eager atte
 
 from __future__ import annotations
 
+import io
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,22 +14,52 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
+from PIL import Image
 
-from tests.golden.tiny_qwen3_omni import ACCEPT_LAYER, omni_tokenizer
+from tests.golden.tiny_qwen3_omni import ACCEPT_LAYER
+from tests.video import video_file
 
 NUM_TEXT_TOKENS = 20
 NUM_CODEC_TOKENS = 30
 REPETITION_PENALTY = 1.05
 SAMPLE_RATE_HZ = 16_000
 CLIP_S = 2
-PARTS: dict[str, list[Any]] = {
+
+
+@dataclass(frozen=True)
+class Medium:
+    """A file of a prompt, made from its name: audio is noise, images and clips are of random blocks."""
+
+    modality: str
+    name: str
+
+
+PARTS: dict[str, list[str | Medium]] = {
     "short": ["Hello"],
     "question": ["What is two plus two?"],
     "long": ["Tell me a story about a fox and the moon, please. " * 4],
     "chinese": ["你好, 今天天气怎么样?"],
-    "audio": [{"type": "audio", "index": 0}, "Transcribe."],
+    "audio": [Medium("audio", "noise"), "Transcribe."],
+    "image": [Medium("image", "large"), "What is it?"],
+    "images": ["From ", Medium("image", "small"), " to ", Medium("image", "tall"), " now"],
+    "image and audio": [Medium("image", "large"), "and", Medium("audio", "noise"), "?"],
+    "video": ["See ", Medium("video", "clip"), "!"],
+    "watch": [Medium("video", "clip"), "Watch and listen."],
+    "watch first": [Medium("video", "clip"), "then", Medium("image", "small"), "."],
+    "watch last": [Medium("image", "small"), "then", Medium("video", "clip"), "."],
 }
+"""The last three with the sound of the clip."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    name: {"use_audio_in_video": True} for name in ("watch", "watch first", "watch last")
+}
+"""Of the multimodal processor."""
+VIDEO_FPS = 2.0
+NUM_FRAMES, FRAME_HEIGHT, FRAME_WIDTH = 4, 32, 32
+IMAGE_SIZES = {"small": (64, 96), "large": (160, 224), "other": (160, 224), "tall": (256, 64)}
+"""(height, width)"""
+BLOCK_PIXELS = 16
 SYSTEM = "You speak."
 
 
@@ -41,6 +73,8 @@ class Reference:
     """[prompt + text - 1, thinker hidden]"""
     hidden: torch.Tensor
     """[prompt + text - 1, thinker hidden] at the layer that the talker accepts."""
+    positions: torch.Tensor
+    """int64 [3, prompt]"""
     code0: list[int]
     """Sampled by the talker, the end included if it came."""
     codes: torch.Tensor
@@ -50,8 +84,16 @@ class Reference:
 
 
 def messages_of(name: str) -> list[dict[str, Any]]:
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in PARTS[name]]
+    index = itertools.count()
+    parts = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality, "index": next(index)}
+        for part in PARTS[name]
+    ]
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": parts}]
+
+
+def media_of(name: str) -> list[Medium]:
+    return [part for part in PARTS[name] if isinstance(part, Medium)]
 
 
 def clip() -> np.ndarray:
@@ -60,37 +102,60 @@ def clip() -> np.ndarray:
     return (0.1 * noise).astype(np.float32)
 
 
-def make_reference(model: Any, extractor: Any, name: str, **talker: Any) -> Reference:
-    tokenizer = omni_tokenizer()
-    inputs, text = {}, tokenizer.apply_chat_template(messages_of(name), add_generation_prompt=True, tokenize=False)
-    if name == "audio":
-        features = extractor(
-            [clip()],
-            sampling_rate=SAMPLE_RATE_HZ,
-            return_attention_mask=True,
-            padding=True,
-            truncation=False,
-            return_tensors="pt",
-        )
-        num_tokens = _num_audio_tokens(features["attention_mask"])
-        text = text.replace("<|audio_pad|>", "<|audio_pad|>" * num_tokens)
-        inputs = {
-            "input_features": features["input_features"],
-            "feature_attention_mask": features["attention_mask"],
-        }
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    return _generate(model, ids, tokenizer.convert_tokens_to_ids("<|im_end|>"), inputs, talker)
+def picture(name: str) -> np.ndarray:
+    """uint8 [height, width, 3]"""
+    return _blocks(*IMAGE_SIZES[name], seed=len(name))
 
 
-def _num_audio_tokens(mask: torch.Tensor) -> int:
-    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
+def frames() -> np.ndarray:
+    """uint8 [NUM_FRAMES, height, width, 3] of the clip, whose sound is `clip`."""
+    return np.stack([_blocks(FRAME_HEIGHT, FRAME_WIDTH, seed=100 + number) for number in range(NUM_FRAMES)])
 
-    return int(modeling._get_feat_extract_output_lengths(mask.sum(-1))[0])
+
+def _blocks(height: int, width: int, seed: int) -> np.ndarray:
+    colours = np.random.default_rng(seed).integers(0, 256, (height // BLOCK_PIXELS, width // BLOCK_PIXELS, 3), np.uint8)
+    return colours.repeat(BLOCK_PIXELS, 0).repeat(BLOCK_PIXELS, 1)
+
+
+def file_of(medium: Medium) -> tuple[str, np.ndarray]:
+    """(format, bytes as uint8 [n]) from which the medium comes back without loss."""
+    if medium.modality == "audio":
+        out = io.BytesIO()
+        soundfile.write(out, clip(), SAMPLE_RATE_HZ, format="WAV", subtype="FLOAT")
+        found = "wav", out.getvalue()
+    elif medium.modality == "image":
+        out = io.BytesIO()
+        Image.fromarray(picture(medium.name)).save(out, "png")
+        found = "png", out.getvalue()
+    else:
+        found = "mkv", video_file(frames(), int(VIDEO_FPS), sound=clip())
+    return found[0], np.frombuffer(found[1], np.uint8)
+
+
+def make_reference(model: Any, processor: Any, name: str, **talker: Any) -> Reference:
+    """WHY the configuration: the talker of transformers 5.19 looks for its audio encoder's in a place where it is not
+    when there are pictures and sound.
+    """
+    model.talker.config.audio_config = model.thinker.config.audio_config
+    text = processor.tokenizer.apply_chat_template(messages_of(name), add_generation_prompt=True, tokenize=False)
+    media, options = media_of(name), OPTIONS.get(name, {})
+    given: dict[str, list[Any]] = {
+        "audio": [clip() for medium in media if medium.modality == "audio" or (options and medium.modality == "video")],
+        "images": [Image.fromarray(picture(medium.name)) for medium in media if medium.modality == "image"],
+        "videos": [frames() for medium in media if medium.modality == "video"],
+    }
+    if given["videos"]:
+        options = {**options, "fps": VIDEO_FPS}
+    inputs = processor(text=text, return_tensors="pt", **{k: v for k, v in given.items() if v}, **options)
+    end = processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    speaks = {"use_audio_in_video": options.get("use_audio_in_video", False), **talker}
+    return _generate(model, inputs.pop("input_ids"), end, inputs, speaks)
 
 
 def _generate(model: Any, ids: torch.Tensor, end: int, inputs: dict[str, Any], talker: dict[str, Any]) -> Reference:
     with (
         _recorded(model.thinker, "generate") as thought,
+        _recorded(model.thinker, "get_rope_index") as placed,
         _recorded(model.talker, "generate") as spoken,
         _recorded(model.code2wav, "chunked_decode") as decoded,
         warnings.catch_warnings(),
@@ -115,10 +180,16 @@ def _generate(model: Any, ids: torch.Tensor, end: int, inputs: dict[str, Any], t
         text_ids=thought["result"].sequences[0, ids.shape[1] :].tolist(),
         embeddings=torch.cat([step[0] for step in steps], 1)[0].clone(),
         hidden=torch.cat([step[ACCEPT_LAYER] for step in steps], 1)[0].clone(),
+        positions=_whole_numbers(placed["result"][0][:, 0]),
         code0=spoken["result"].sequences[0].tolist(),
         codes=decoded["arguments"][0][0].clone(),
         samples=samples[0, 0].clone(),
     )
+
+
+def _whole_numbers(positions: torch.Tensor) -> torch.Tensor:
+    assert torch.equal(positions, positions.round())
+    return positions.long()
 
 
 @contextmanager

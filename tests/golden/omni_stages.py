@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +14,16 @@ from runtime.engines.base import End, Engine, LoadContext, StageWork
 from runtime.payload import Payload, Tensor
 from runtime.plan import REQUEST_INPUT, EngineKind, MemoryBudget, StagePlan
 from tests.golden.ar_engines import BLOCK_SIZE, import_vllm
-from tests.golden.omni_reference import PARTS, SAMPLE_RATE_HZ, clip, messages_of
+from tests.golden.omni_reference import OPTIONS, Medium, file_of, media_of, messages_of
 
 CONTEXT_TOKENS = 512
 
 
-def context(folder: Path, stage: str, **program_settings: Any) -> LoadContext:
+def context(folder: Path, stage: str, *, family: str = "qwen3_omni", **program_settings: Any) -> LoadContext:
     plan = StagePlan(
         name=stage,
-        engine=EngineKind.MODULE if stage == "code2wav" else EngineKind.AR,
-        program=f"qwen3_omni.{stage}",
+        engine=EngineKind.AR if stage in ("thinker", "talker") else EngineKind.MODULE,
+        program=f"{family}.{stage}",
         weights="tiny",
         memory=MemoryBudget(weights_bytes=0),
         program_settings=program_settings,
@@ -58,12 +57,18 @@ def make_omni_engine(
 
 
 def wav_file() -> Tensor:
-    """The reference clip as the bytes of a WAV file with float samples: uint8 [n]."""
-    import soundfile
+    """The reference's clip: uint8 [n]."""
+    return file_of(Medium("audio", "noise"))[1]
 
-    out = io.BytesIO()
-    soundfile.write(out, clip(), SAMPLE_RATE_HZ, format="WAV", subtype="FLOAT")
-    return np.frombuffer(out.getvalue(), np.uint8)
+
+def media_payloads(name: str) -> list[Payload]:
+    """The files of one of the reference's prompts."""
+    payloads = []
+    for index, medium in enumerate(media_of(name)):
+        media_format, data = file_of(medium)
+        meta = {"index": index, "format": media_format, "modality": medium.modality}
+        payloads.append(Payload("media", "", meta=meta, tensors={"data": data}))
+    return payloads
 
 
 @dataclass
@@ -93,11 +98,14 @@ class StageDriver:
 
     def ask(self, request_id: str, name: str, *wants: str, **sampling: Any) -> None:
         """A thinker's request with one of the reference's prompts."""
-        self.open(request_id, *wants, inputs=frozenset({REQUEST_INPUT}), sampling=sampling)
-        has_clip = any(not isinstance(part, str) for part in PARTS[name])
-        if has_clip:
-            meta = {"index": 0, "format": "wav"}
-            self.feed(request_id, REQUEST_INPUT, "media", meta, {"data": wav_file()})
+        self.ask_with(request_id, name, media_payloads(name), *wants, **sampling)
+
+    def ask_with(self, request_id: str, name: str, media: list[Payload], *wants: str, **sampling: Any) -> None:
+        """The same with other files."""
+        options = {"mm_processor_kwargs": OPTIONS.get(name, {})}
+        self.open(request_id, *wants, inputs=frozenset({REQUEST_INPUT}), sampling=sampling, **options)
+        for payload in media:
+            self.feed(request_id, REQUEST_INPUT, "media", payload.meta, payload.tensors)
         self.feed(request_id, REQUEST_INPUT, "text", {"messages": messages_of(name)}, last=True)
 
     def feed(

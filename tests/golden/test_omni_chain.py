@@ -15,8 +15,8 @@ from runtime.plan import EdgeMode, Modality
 from runtime.requests import AbortedRequest, Delta, Done, Event, Failed, ModalityEnd, RequestSpec
 from tests.deploy import AUDIO, TEXT, ask, deployed, until
 from tests.golden.omni_plan import NUM_FRAMES, WEIGHTS, omni_plan
-from tests.golden.omni_reference import NUM_TEXT_TOKENS, PARTS, messages_of
-from tests.golden.omni_stages import wav_file
+from tests.golden.omni_reference import NUM_TEXT_TOKENS, OPTIONS, PARTS, messages_of
+from tests.golden.omni_stages import media_payloads
 from tests.golden.tiny_qwen3_omni import omni_tokenizer
 
 if TYPE_CHECKING:
@@ -41,9 +41,13 @@ def weights(omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def request(name: str, modalities: tuple[Modality, ...] = (TEXT, AUDIO), **sampling: Any) -> RequestSpec:
     inputs = {TEXT: [Payload("text", "", meta={"messages": messages_of(name)})]}
-    if any(not isinstance(part, str) for part in PARTS[name]):
-        inputs[AUDIO] = [Payload("media", "", meta={"index": 0, "format": "wav"}, tensors={"data": wav_file()})]
-    params = {"sampling": {"max_tokens": NUM_TEXT_TOKENS, **sampling}, "voice": "ethan"}
+    for payload in media_payloads(name):
+        inputs.setdefault(Modality(payload.meta["modality"]), []).append(payload)
+    params = {
+        "sampling": {"max_tokens": NUM_TEXT_TOKENS, **sampling},
+        "voice": "ethan",
+        "mm_processor_kwargs": OPTIONS.get(name, {}),
+    }
     return RequestSpec(task="chat", modalities=modalities, inputs=inputs, params=params)
 
 

@@ -41,7 +41,8 @@ class Case(StageDriver):
         ids = np.array(reference.prompt_ids, np.int32)
         is_media = np.isin(ids, self.engine.program.config.media_token_ids)
         hidden = reference.hidden[: len(ids)][is_media]
-        tensors = {"token_ids": ids, "embeddings": reference.embeddings[: len(ids)].numpy(), "hidden": hidden.numpy()}
+        embeddings, positions = reference.embeddings[: len(ids)].numpy(), reference.positions.numpy().astype(np.int32)
+        tensors = {"token_ids": ids, "embeddings": embeddings, "hidden": hidden.numpy(), "positions": positions}
         self.feed(request_id, EDGE, HIDDEN, {"dtype": "float32"}, tensors)
         self.fed[request_id] = len(ids)
 
@@ -267,3 +268,25 @@ def test_voices(roomy: Case) -> None:
     assert end is not None
     assert isinstance(end.error, InvalidRequest)
     assert end.error.message == "voice: 'nobody'; expected one of aiden, chelsie, ethan"
+
+
+def test_no_steps_for_nothing_while_those_that_wait_keep_the_memory(tight: Case) -> None:
+    """Requests without a next row fill the cache: the others sleep until a row comes, and all end as they should."""
+    held = ("question", "audio", "short")
+    streams: dict[str, Stream] = {}
+    for name in held:
+        tight.begin(name)
+        tight.more(name, 1)
+        streams |= tight.drain()
+    tight.whole("long")
+    streams |= tight.drain()
+    before = tight.engine.stats()
+    assert (before["running"], before["queued"]) == (3, 1)
+    assert "long" not in streams
+    for name in held:
+        tight.more(name, 10_000)
+    for name, stream in tight.drain().items():
+        streams.setdefault(name, Stream()).payloads += stream.payloads
+        streams[name].end = stream.end
+    for name in (*held, "long"):
+        tight.check(streams[name], name)

@@ -16,7 +16,7 @@ from runtime.payload import Tensor
 from runtime.plan import REQUEST_INPUT
 from tests.golden.ar_engines import BLOCK_SIZE, assert_nothing_left
 from tests.golden.omni_reference import CLIP_S, NUM_TEXT_TOKENS, PARTS
-from tests.golden.omni_stages import StageDriver, Stream, context, make_omni_engine, wav_file
+from tests.golden.omni_stages import StageDriver, Stream, context, make_omni_engine, media_payloads
 from tests.golden.tiny_qwen3_omni import HEAD_DIM, NUM_KV_HEADS, THINKER_LAYERS
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def make_thinker(folder: Path) -> tuple[Thinker, dict[str, list[int]]]:
             return super().payloads(state, generated)
 
     loaded = load(context(folder, "thinker", temperature=0.0, max_tokens=NUM_TEXT_TOKENS, max_audio_s=MAX_AUDIO_S))
-    return Recorded(loaded.config, loaded.decoder, loaded.defaults, loaded.devices, loaded.max_audio_s), seen
+    return Recorded(loaded.config, loaded.decoders, loaded.defaults, loaded.devices), seen
 
 
 class Case(StageDriver):
@@ -68,6 +68,7 @@ class Case(StageDriver):
         assert num_rows == [len(reference.prompt_ids)] + [1] * (len(reference.text_ids) - 1)
         assert stream.joined("token_ids").tolist() == reference.prompt_ids + reference.text_ids[:-1]
         assert_close(stream.joined("embeddings"), reference.embeddings.numpy())
+        assert stream.joined("positions").tolist() == reference.positions.tolist()
         is_media = np.isin(reference.prompt_ids, self.engine.program.config.media_token_ids)
         assert_close(stream.joined("hidden"), reference.hidden[: len(is_media)].numpy()[is_media])
 
@@ -75,7 +76,9 @@ class Case(StageDriver):
 @pytest.fixture(scope="module")
 def roomy_engine(omni_checkpoint: Path) -> Iterator[tuple[ArEngine, dict[str, list[int]]]]:
     program, seen = make_thinker(omni_checkpoint)
-    engine = make_omni_engine(omni_checkpoint, program, KV_BYTES_PER_TOKEN)
+    engine = make_omni_engine(
+        omni_checkpoint, program, KV_BYTES_PER_TOKEN, max_num_seqs=len(PARTS), max_num_batched_tokens=2048
+    )
     yield engine, seen
     engine.close()
 
@@ -196,22 +199,27 @@ def test_text_goes_to_the_client(roomy: Case) -> None:
     assert len(roomy.drain()["short"].text) > 0
 
 
-def test_a_clip_that_is_no_audio_fails_only_its_request(roomy: Case) -> None:
+def test_a_file_that_is_no_medium_fails_only_its_request(roomy: Case) -> None:
     roomy.ask("short", "short", HIDDEN)
-    roomy.open("bad", inputs=frozenset({REQUEST_INPUT}))
-    roomy.feed("bad", REQUEST_INPUT, "media", {"index": 0, "format": "wav"}, {"data": np.zeros(99, np.uint8)})
+    for modality in ("audio", "image", "video"):
+        roomy.open(modality, inputs=frozenset({REQUEST_INPUT}))
+        meta = {"index": 0, "format": "", "modality": modality, "name": f"the {modality}"}
+        roomy.feed(modality, REQUEST_INPUT, "media", meta, {"data": np.zeros(99, np.uint8)})
     streams = roomy.drain()
-    assert streams["bad"].end is not None
-    assert isinstance(streams["bad"].end.error, UnsupportedMedia)
+    for modality in ("audio", "image", "video"):
+        error = streams[modality].end.error
+        assert isinstance(error, UnsupportedMedia)
+        assert error.message.startswith(f"the {modality}: the {modality} cannot be decoded")
     roomy.check(streams["short"], "short")
 
 
 def test_more_audio_than_allowed_fails_only_its_request(roomy: Case) -> None:
     roomy.ask("audio", "audio", HIDDEN)
     roomy.open("bad", inputs=frozenset({REQUEST_INPUT}))
+    (clip,) = media_payloads("audio")
     for index in range(2):
-        meta = {"index": index, "format": "wav", "name": f"messages[0].content[{index}]"}
-        roomy.feed("bad", REQUEST_INPUT, "media", meta, {"data": wav_file()})
+        meta = {**clip.meta, "index": index, "name": f"messages[0].content[{index}]"}
+        roomy.feed("bad", REQUEST_INPUT, "media", meta, clip.tensors)
     streams = roomy.drain()
     assert streams["bad"].end is not None
     error = streams["bad"].end.error
@@ -222,7 +230,10 @@ def test_more_audio_than_allowed_fails_only_its_request(roomy: Case) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"max_audio_s": 0}, "max_audio_s: 0; expected"), ({"temperatur": 1}, "did you mean 'temperature'")],
+    [
+        ({"max_audio_s": 0}, "max_audio_s: 0: Input should be greater than 0"),
+        ({"temperatur": 1}, "did you mean 'temperature'"),
+    ],
 )
 def test_settings_are_checked(omni_checkpoint: Path, settings: dict[str, Any], message: str) -> None:
     from runtime.programs.qwen3_omni.thinker import load

@@ -61,7 +61,8 @@ THINKER_HIDDEN = 64
 THINKER_LAYERS = 4
 HEAD_DIM = 32
 NUM_KV_HEADS = 2
-ACCEPT_LAYER = 2
+ACCEPT_LAYER = 3
+"""Behind the layers to which the vision encoder adds, as in the real model."""
 NUM_CODE_GROUPS = 4
 CODEBOOK = 64
 NUM_SUPPRESSED = 1024

@@ -145,7 +145,11 @@ class Core:
         if not prompt.media:
             token_ids = list(prompt.token_ids)
             return Rendered(token_ids, {"type": "token", "prompt_token_ids": token_ids})
-        given = {"prompt_token_ids": list(prompt.token_ids), "multi_modal_data": dict(prompt.media)}
+        given = {
+            "prompt_token_ids": list(prompt.token_ids),
+            "multi_modal_data": dict(prompt.media),
+            "mm_processor_kwargs": dict(prompt.media_options),
+        }
         with translated():
             (engine_input,) = self._engine.renderer.render_cmpl([given])
         return Rendered(list(engine_input["prompt_token_ids"]), engine_input)

@@ -23,7 +23,8 @@ class HiddenTap:
     """Keeps the input embedding and the output of one layer, or of the whole model, for every token in the KV cache.
 
     `tapped`: request id -> tensors of this step: "token_ids" [n], "embeddings" and "hidden" [n, hidden size]. The first
-    step that samples gives those of the whole prompt, every later one those of the token that was sampled before.
+    step that samples gives those of the whole prompt, with "positions" [3, n] if the model has such, every later one
+    those of the token that was sampled before.
     """
 
     store: SlotStore
@@ -88,7 +89,13 @@ class HiddenTap:
                     "token_ids": torch.from_numpy(batch.token_ids_cpu[index, first:end].copy()),
                     "embeddings": found[:, 0],
                     "hidden": found[:, 1],
+                    **self._positions(internal_id, first),
                 }
+
+    def _positions(self: Any, internal_id: str, first: int) -> dict[str, torch.Tensor]:
+        """Those of the prompt go out with it."""
+        positions = self.requests[internal_id].mrope_positions
+        return {} if first or positions is None else {"positions": positions}
 
 
 class RowInputs:
@@ -148,6 +155,14 @@ class RowInputs:
         for number, (index, _) in enumerate(live):
             requests[number].feed_back(rows[number])
             self.tapped[self._our_id(output.req_ids[index])] = {"codes": codes[number]}
+
+    def _init_mrope_positions(self: Any, req_state: Any) -> None:
+        positions = self.inputs[req_state.sampling_params.extra_args[REQUEST_ID]].positions
+        if positions is None:
+            super()._init_mrope_positions(req_state)  # type: ignore[misc]
+        else:
+            req_state.mrope_positions = positions
+            req_state.mrope_position_delta = int(positions.max()) + 1 - positions.shape[1]
 
     def _rows_of(self: Any, internal_id: str) -> InputRows:
         return self.inputs[self._our_id(internal_id)]

@@ -17,9 +17,9 @@ class InputRows:
     upstream row n; once upstream is finished, `filler` stands for rows that it does not have.
     """
 
-    def __init__(self, prompt: torch.Tensor, filler: torch.Tensor) -> None:
-        """prompt: [n, size]; filler: [size]"""
-        self._prompt, self._filler = prompt, filler
+    def __init__(self, prompt: torch.Tensor, filler: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        """prompt: [n, size]; filler: [size]; positions: int64 [3, n] of the prompt, None where they count up."""
+        self._prompt, self._filler, self.positions = prompt, filler, positions
         self._upstream: list[torch.Tensor] = []
         self._fed_back: list[torch.Tensor] = []
         self._finished = False

@@ -21,13 +21,15 @@ class Prompt:
     """Input of one generation.
 
     media: modality -> items in the order of their placeholder tokens, one token an item; audio as (samples, rate in
-    Hz). wants_rows: whether `payloads` gets tensors of a stage that taps hidden states. inputs: what the model is fed
-    with instead of the tokens, which then only count; the program goes on filling them.
+    Hz), images as PIL images, videos as uint8 [frames, height, width, 3]. media_options: of the model's preprocessing
+    of them. wants_rows: whether `payloads` gets tensors of a stage that taps hidden states. inputs: what the model is
+    fed with instead of the tokens, which then only count; the program goes on filling them.
     """
 
     token_ids: list[int]
     sampling: Sampling
     media: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    media_options: Mapping[str, Any] = field(default_factory=dict)
     wants_rows: bool = False
     stop_token_ids: tuple[int, ...] = ()
     inputs: InputRows | None = None
@@ -46,8 +48,9 @@ class Generated:
     seed: int | None
     tensors: Mapping[str, Any] = field(default_factory=dict)
     """Of a stage with `hidden_states_arguments`, torch tensors for the tokens whose rows are new: "token_ids" [n],
-    "embeddings" and "hidden" [n, hidden size]. First those of the prompt, then those of each sampled token; the last
-    one is never put in again, so it has none. With `input_rows_arguments`, "codes" [groups] of the sampled token.
+    "embeddings" and "hidden" [n, hidden size]. First those of the prompt, with "positions" [3, n] where the model has
+    positions of more than one dimension, then those of each sampled token; the last one is never put in again, so it
+    has none. With `input_rows_arguments`, "codes" [groups] of the sampled token.
     """
 
 

@@ -10,6 +10,8 @@ from runtime.engines.base import LoadContext
 from runtime.errors import WeightsError
 from runtime.programs.loading import require_files
 
+MEDIA_KINDS = ("audio", "image", "video")
+
 
 @dataclass(frozen=True)
 class OmniConfig:
@@ -40,8 +42,13 @@ class OmniConfig:
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:
-        """Of the tokens that stand for audio, images and video in a prompt."""
-        return tuple(int(self.thinker[f"{kind}_token_id"]) for kind in ("audio", "image", "video"))
+        """Of the tokens that stand for MEDIA_KINDS in a prompt."""
+        return tuple(int(self.thinker[f"{kind}_token_id"]) for kind in MEDIA_KINDS)
+
+    @property
+    def steps_per_s(self) -> int:
+        """Positions that a second of video takes, times the frames that are one for the model."""
+        return int(self.thinker["position_id_per_seconds"]) * int(self.thinker["vision_config"]["temporal_patch_size"])
 
 
 def read_config(context: LoadContext) -> OmniConfig:

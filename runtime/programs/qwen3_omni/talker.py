@@ -20,6 +20,7 @@ from runtime.engines.base import LoadContext, StageWork
 from runtime.errors import ConfigError, InvalidRequest, StageError
 from runtime.payload import Payload
 from runtime.plan import PayloadKind
+from runtime.programs.media.positions import Positions
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
 from runtime.programs.qwen3_omni.config import OmniConfig, read_speaking_config
 from runtime.programs.qwen3_omni.talker_input import TalkerInput
@@ -32,11 +33,14 @@ DEFAULT_VOICE = "ethan"
 
 @dataclass(slots=True)
 class _Thought:
-    """The thinker's prompt: token_ids [n], embeddings [n, size], hidden [m, size] of its m media tokens."""
+    """The thinker's prompt: token_ids [n], embeddings [n, size], hidden [m, size] of its m media tokens, positions
+    [3, n].
+    """
 
     token_ids: torch.Tensor
     embeddings: torch.Tensor
     hidden: torch.Tensor
+    positions: Positions
 
 
 @dataclass(slots=True)
@@ -85,7 +89,8 @@ class Talker:
                 raise StageError("talker: the first hidden states that came are not those of a prompt")
             token_ids = to_tensor(payload.tensors["token_ids"], "int32", self.inputs.device)
             hidden = to_tensor(payload.tensors["hidden"], dtype, self.inputs.device)
-            state.thought = _Thought(token_ids, embeddings, hidden)
+            positions = np.array(payload.tensors["positions"], np.int64)
+            state.thought = _Thought(token_ids, embeddings, hidden, positions)
         elif state.rows is None:
             state.rows = self._begin(state.thought, embeddings[0], state.speaker_id)
             state.rows.extend(self.inputs.text(embeddings[1:]))
@@ -94,7 +99,8 @@ class Talker:
 
     def _begin(self, thought: _Thought, first_text: torch.Tensor, speaker_id: int) -> InputRows:
         prompt = self.inputs.prompt(thought.token_ids, thought.embeddings, thought.hidden, first_text, speaker_id)
-        return InputRows(prompt, self.inputs.pad)
+        positions = self.inputs.positions(thought.token_ids.cpu().numpy(), thought.positions)
+        return InputRows(prompt, self.inputs.pad, torch.from_numpy(positions))
 
     def begins(self, state: _State) -> bool:
         return state.rows is not None

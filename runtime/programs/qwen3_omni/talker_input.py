@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
+from runtime.programs.media.positions import Positions, moved_together
 from runtime.programs.qwen3_omni.checkpoint import Checkpoint
 from runtime.programs.qwen3_omni.config import OmniConfig
 
@@ -87,9 +90,26 @@ class TalkerInput:
         before = [talker[f"codec_{mark}_id"] for mark in ("nothink", "think_bos", "think_eos")]
         return [*before, speaker_id, talker["codec_pad_id"], talker["codec_bos_id"]]
 
+    def positions(self, token_ids: npt.NDArray[np.int32], positions: Positions) -> Positions:
+        """int64 [3, n] of the rows of `prompt`, from those [3, n] of the thinker's prompt.
+
+        WHY flat: the reference's talker is not told that a video brings its own sound (use_audio_in_video), and finds
+        the places of pictures and sound one after the other only as long as images are still to come.
+        """
+        config = self.config
+        is_media = np.isin(token_ids, config.media_token_ids)
+        is_flat = np.zeros(len(token_ids), np.bool_)
+        pairs = zip(token_ids, token_ids[1:], strict=False)
+        for start, pair in enumerate(pairs):
+            if pair == (config.thinker["vision_start_token_id"], config.thinker["audio_start_token_id"]):
+                stop = start + 2 + int(np.argmin(is_media[start + 2 :])) + 2
+                is_flat[start:stop] = config.thinker["image_token_id"] not in token_ids[stop:]
+        is_kept = self._of_the_user(torch.from_numpy(token_ids)).numpy()
+        return moved_together(positions, is_kept, is_flat, NUM_ROLE_TOKENS + NUM_PADS + 2)
+
     def _of_the_user(self, token_ids: torch.Tensor) -> torch.Tensor:
         """bool [n]: what stands in a turn of the user."""
-        positions = torch.arange(len(token_ids), device=self.device)
+        positions = torch.arange(len(token_ids), device=token_ids.device)
         is_start = token_ids == self.config.raw["im_start_token_id"]
         starts = torch.where(is_start, positions, 0).cummax(0).values
         roles = token_ids[(starts + 1).clamp(max=len(token_ids) - 1)]
