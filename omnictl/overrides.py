@@ -81,7 +81,8 @@ def _apply_one(node: Node, data: Any, override: Override) -> str | None:
     *parents, last = override.path
     for depth, key in enumerate(override.path):
         if node.keys is not None and key not in node.keys:
-            return f"unknown key {key!r}{nearest(key, [*node.keys, *(ROOTS if depth == 1 else ())])}"
+            known = [*node.keys, *(ROOTS if depth == 1 else ())]
+            return node.no_effect(key) or f"unknown key {key!r}{nearest(key, known)}"
         if depth < len(parents):
             node = node.child(key)
     if (problem := _wrong_type(node, last, override.value)) is not None:

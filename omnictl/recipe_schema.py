@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import date
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, StringConstraints
 
@@ -112,11 +112,26 @@ class Weights(Strict):
 class ArSettings(Strict):
     """Names and meanings are vLLM's; what the engine's own schema takes, with the same defaults."""
 
+    SET_ELSEWHERE: ClassVar[dict[str, str]] = {
+        "async_scheduling": "a step returns the tokens that it made",
+        "compilation_config": "enforce_eager says whether the model is compiled; how is vLLM's own choice",
+        "data_parallel_size": "a stage's replicas are its copies",
+        "enable_chunked_prefill": "max_num_batched_tokens bounds a step; a longer prompt is computed in chunks",
+        "gpu_memory_utilization": "the stage's cache budget sets the size of the KV cache",
+        "kv_cache_memory_bytes": "the stage's cache budget sets the size of the KV cache",
+        "pipeline_parallel_size": "a replica runs on one device; use replicas, or quantization for a model that is too "
+        "large",
+        "seed": "every request has a seed of its own",
+        "tensor_parallel_size": "a replica runs on one device; use replicas, or quantization for a model that is too "
+        "large",
+    }
+    """Settings of vLLM that would have no effect -> what decides instead. The engine refuses the same."""
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int | None = Field(default=None, ge=2, description="tokens; default: the model's context_length")
     max_num_seqs: int | None = Field(default=None, ge=1, description="default: the stage's slots")
     max_num_batched_tokens: int | None = Field(default=None, ge=1, description="default: vLLM's")
-    block_size: int = Field(default=32, ge=1)
+    block_size: int = Field(default=32, ge=32, multiple_of=32)
     enable_prefix_caching: bool = True
     enforce_eager: bool = True
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"

@@ -53,6 +53,11 @@ class Node:
         """False where anything goes (a program's own settings): data is then the only declaration there is."""
         return self.annotation not in (Any, JsonValue)
 
+    def no_effect(self, key: str) -> str | None:
+        """Why a key that is none of `keys` is refused, where the model says it."""
+        reason = getattr(self.annotation, "SET_ELSEWHERE", {}).get(key)
+        return reason and f"has no effect here: {reason}"
+
     def child(self, key: str) -> Node:
         """The place below `key`, which must be one of `keys`."""
         if _is_model(self.annotation):
@@ -94,7 +99,7 @@ def _describe(model: type[BaseModel], data: Any, error: dict[str, Any]) -> tuple
     path, parent = _follow(model, data, error["loc"])
     value, kind = error["input"], error["type"]
     if kind == "extra_forbidden":
-        return path, "unknown key" + nearest(path[-1], parent.keys or ())
+        return path, parent.no_effect(path[-1]) or "unknown key" + nearest(path[-1], parent.keys or ())
     if kind == "missing":
         return path, "missing"
     if kind == "union_tag_not_found":

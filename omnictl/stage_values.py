@@ -5,6 +5,7 @@ Pure. `placement` calls it once a stage; each derived value comes with the reaso
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from omnictl.units import format_bytes, format_count
 from runtime.plan import EngineKind, MemoryBudget, StagePlan
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
+FP8_CACHE_FLAGS = frozenset({"avx512f", "amx_bf16", "amx_int8"})
 
 
 @dataclass(slots=True)
@@ -47,8 +49,8 @@ def resolve_stage(recipe: Recipe, placed: Placed, name: str, on_gpu: bool, hardw
         engine_settings=settings,
         program_settings={} if stage.engine == "sim" else stage.program_settings,
     )
-    problems = _cache_problems(name, stage, settings) if isinstance(stage, ArStage) else []
-    return StageValues(plan, reasons, problems)
+    problems = _ar_problems(name, stage, settings, on_gpu, hardware) if isinstance(stage, ArStage) else ()
+    return StageValues(plan, reasons, list(problems))
 
 
 def resolve_dtype(on_gpu: bool, hardware: Hardware) -> tuple[str, str]:
@@ -96,15 +98,23 @@ def _memory(stage: Stage, dtype: str | None, reasons: dict[str, str]) -> MemoryB
     )
 
 
-def _cache_problems(name: str, stage: ArStage, settings: dict[str, Any]) -> list[str]:
+def _ar_problems(
+    name: str, stage: ArStage, settings: dict[str, Any], on_gpu: bool, hardware: Hardware
+) -> Iterator[str]:
+    path = f"stages.{name}.engine_settings"
+    if settings["max_num_seqs"] > stage.slots:
+        yield f"{path}.max_num_seqs: {settings['max_num_seqs']} is more than the {stage.slots} slots of a replica"
+    if not on_gpu and settings.get("quantization", "").startswith("fp8"):
+        yield f"{path}.quantization: {settings['quantization']!r}: vLLM has no kernels for it on a CPU"
+    if not on_gpu and settings["kv_cache_dtype"] != "auto" and not FP8_CACHE_FLAGS.intersection(hardware.cpu.flags):
+        yield f"{path}.kv_cache_dtype: {settings['kv_cache_dtype']!r}: on a CPU it needs AVX-512 or AMX"
     least_bytes = least_cache_bytes(stage, settings)
-    if least_bytes is None or stage.cache >= least_bytes:
-        return []
-    length, num_tokens = settings["max_model_len"], stage.cache * settings["max_model_len"] // least_bytes
-    return [
-        f"stages.{name}.cache: {format_bytes(stage.cache)} holds {num_tokens} tokens; one request of max_model_len "
-        f"{length} needs {format_bytes(least_bytes)}"
-    ]
+    if least_bytes is not None and stage.cache < least_bytes:
+        length, num_tokens = settings["max_model_len"], stage.cache * settings["max_model_len"] // least_bytes
+        yield (
+            f"stages.{name}.cache: {format_bytes(stage.cache)} holds {num_tokens} tokens; one request of max_model_len "
+            f"{length} needs {format_bytes(least_bytes)}"
+        )
 
 
 def least_cache_bytes(stage: ArStage, settings: dict[str, Any]) -> int | None:

@@ -13,7 +13,9 @@ from runtime.errors import ConfigError, WeightsError
 from runtime.plan import EngineKind, MemoryBudget, StagePlan
 
 
-def context_of(folder: Path | None, *, cache_bytes: int = 1 << 20, slots: int = 12, **settings: Any) -> LoadContext:
+def context_of(
+    folder: Path | None, *, cache_bytes: int = 1 << 20, slots: int = 12, device: str = "cpu", **settings: Any
+) -> LoadContext:
     stage = StagePlan(
         name="think",
         engine=EngineKind.AR,
@@ -22,7 +24,7 @@ def context_of(folder: Path | None, *, cache_bytes: int = 1 << 20, slots: int = 
         memory=MemoryBudget(weights_bytes=0, cache_bytes=cache_bytes),
         engine_settings=settings,
     )
-    return LoadContext(stage=stage, devices=("cpu",), num_threads=1, weights_dir=folder, progress=lambda phase: None)
+    return LoadContext(stage=stage, devices=(device,), num_threads=1, weights_dir=folder, progress=lambda phase: None)
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_settings_and_budgets_reach_vllm(folder: Path) -> None:
         "quantization": "fp8",
     }
     assert set(given) | {"kv_role"} == set(EngineSettings.model_fields), "a setting without a test that it arrives"
-    arguments = engine_arguments(context_of(folder, cache_bytes=123456, **given), {})
+    arguments = engine_arguments(context_of(folder, cache_bytes=123456, device="cuda:0", **given), {})
     assert arguments == {**given, "model": str(folder), "kv_cache_memory_bytes": 123456}
 
 
@@ -80,6 +82,12 @@ def test_all_problems_are_told_at_once_with_the_nearest_names(folder: Path) -> N
 def test_what_would_have_no_effect_is_refused_with_the_reason(folder: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: has no effect here: {SET_ELSEWHERE[name]}"):
         engine_arguments(context_of(folder, **{name: 1}), {})
+
+
+def test_fp8_is_refused_on_a_cpu_and_nothing_else_is(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization: 'fp8': vLLM has no kernels for it on a CPU"):
+        engine_arguments(context_of(folder, quantization="fp8"), {})
+    assert engine_arguments(context_of(folder, quantization="awq"), {})["quantization"] == "awq"
 
 
 def test_a_stage_without_a_cache_budget_is_refused(folder: Path) -> None:

@@ -24,6 +24,7 @@ from tests.recipe_data import make_recipe, recipe_data, write_recipe
 pytestmark = pytest.mark.usefixtures("no_user_settings")
 
 CPU = make_profile("cpu-8x64")
+AVX512 = replace(CPU, cpu=replace(CPU.cpu, flags=("avx2", "avx512f")))
 
 
 def gpu(index: int, total_gib: float, free_gib: float, capability: tuple[int, int] = (9, 0)) -> Gpu:
@@ -182,8 +183,8 @@ SENTINELS = [
 
 @pytest.mark.parametrize(("key", "value", "expected"), SENTINELS, ids=[key for key, _, _ in SENTINELS])
 def test_an_override_reaches_exactly_what_it_names(tmp_path: Path, key: str, value: str, expected: list[str]) -> None:
-    before = {path: value for path, value, _ in explain(make_plan(load(tmp_path), CPU))}
-    after = explain(make_plan(load(tmp_path, f"{key}={value}"), CPU))
+    before = {path: value for path, value, _ in explain(make_plan(load(tmp_path), AVX512))}
+    after = explain(make_plan(load(tmp_path, f"{key}={value}"), AVX512))
     changed = {path: source for path, value, source in after if before.get(path) != value}
     assert sorted(changed) == sorted(expected)
     derived = ("parameters", "bytes_per_parameter", "num_threads", "short_names")
@@ -296,7 +297,20 @@ def test_a_cache_that_cannot_hold_one_request_is_refused(tmp_path: Path) -> None
     (problem,) = refuse(load(tmp_path, "stages.writer.cache=256 MiB"), CPU).problems
     assert "stages.writer.cache: 256 MiB holds 2048 tokens; one request of max_model_len 4096 needs 512 MiB" in problem
     smaller = ["stages.writer.cache=256 MiB", "stages.writer.engine_settings.kv_cache_dtype=fp8"]
-    assert make_plan(load(tmp_path, *smaller), CPU)
+    assert make_plan(load(tmp_path, *smaller), AVX512)
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("quantization=fp8", "quantization: 'fp8': vLLM has no kernels for it on a CPU"),
+        ("kv_cache_dtype=fp8", "kv_cache_dtype: 'fp8': on a CPU it needs AVX-512 or AMX"),
+        ("max_num_seqs=9", "max_num_seqs: 9 is more than the 8 slots of a replica"),
+    ],
+)
+def test_what_the_device_or_the_stage_cannot_do_is_refused(tmp_path: Path, setting: str, problem: str) -> None:
+    error = refuse(load(tmp_path, f"stages.writer.engine_settings.{setting}"), CPU)
+    assert error.problems == (f"placement cpu: stages.writer.engine_settings.{problem}",)
 
 
 def test_fewer_replicas_are_told_when_those_fit(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ SETTINGS_HINT = "change the stage's engine_settings or its cache with --set, or 
 FIXED_ARGUMENTS: dict[str, Any] = {
     "scheduler_cls": StageScheduler,
     "async_scheduling": False,  # a step returns the tokens that it made
+    # the plan has summed up what a device holds; vLLM would refuse to start beside another stage that holds its share
+    "gpu_memory_utilization": 0.01,
     "use_tqdm_on_load": False,
 }
 
@@ -264,6 +266,8 @@ def load_errors(folder: str, cache_bytes: int | None) -> Iterator[None]:
     except ValidationError as exc:
         reason = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
         raise ConfigError(f"vLLM refuses the settings: {_shortened(reason)}", hint=SETTINGS_HINT) from exc
+    except NotImplementedError as exc:
+        raise ConfigError(f"vLLM cannot do this here: {_shortened(str(exc))}", hint=SETTINGS_HINT) from exc
     except Exception as exc:
         if isinstance(exc, ValueError) and "kv cache" in str(exc).lower():
             reason = str(exc).partition(" Try increasing")[0]

@@ -119,21 +119,22 @@ class RowInputs:
 
     def _model_forward(
         self: Any,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The rows are padded like the tokens that they replace."""
+        """WHY into the buffer that comes in: captured graphs and compiled code read from its address. It is padded."""
+        assert inputs_embeds is not None  # enable_prompt_embeds
         parts = []
         for index, internal_id in enumerate(self.input_batch.req_ids):
             start = int(self.input_batch.num_computed_tokens_cpu[index])
             parts.append(self._rows_of(internal_id).rows(start, start + self._num_scheduled[internal_id]))
         rows = torch.cat(parts)
-        embeddings = rows.new_zeros(len(input_ids), rows.shape[1])
-        embeddings[: len(rows)] = rows
-        return super()._model_forward(None, positions, intermediate_tensors, embeddings, **kwargs)  # type: ignore[misc]
+        inputs_embeds[: len(rows)] = rows
+        inputs_embeds[len(rows) :] = 0
+        return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)  # type: ignore[misc]
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         state = self.execute_model_state

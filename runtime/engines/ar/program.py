@@ -65,7 +65,7 @@ def hidden_states_arguments(layer: int | None, devices: Sequence[str]) -> dict[s
 
 def input_rows_arguments(devices: Sequence[str]) -> dict[str, Any]:
     """Engine arguments of a stage whose prompts have `inputs`. Equal tokens do not mean equal input there, so no prefix
-    may be taken from the cache.
+    may be taken from the cache. With prompt embeddings enabled the model is compiled, and captured, for rows as input.
     """
     on_cpu = all(device == "cpu" for device in devices)
     worker = "compat_runner.FedCPUWorker" if on_cpu else "compat_gpu.FedGPUWorker"
@@ -73,6 +73,7 @@ def input_rows_arguments(devices: Sequence[str]) -> dict[str, Any]:
         "worker_cls": f"runtime.engines.ar.{worker}",
         "scheduler_cls": "runtime.engines.ar.compat_scheduler.GatedScheduler",
         "skip_tokenizer_init": True,
+        "enable_prompt_embeds": True,
         "enable_prefix_caching": False,
     }
 

@@ -14,10 +14,15 @@ from runtime.errors import ConfigError, WeightsError
 from runtime.plan import Strict
 
 SET_ELSEWHERE = {
+    "async_scheduling": "a step returns the tokens that it made",
+    "compilation_config": "enforce_eager says whether the model is compiled; how is vLLM's own choice",
+    "data_parallel_size": "a stage's replicas are its copies",
+    "enable_chunked_prefill": "max_num_batched_tokens bounds a step; a longer prompt is computed in chunks",
     "gpu_memory_utilization": "the stage's cache budget sets the size of the KV cache",
     "kv_cache_memory_bytes": "the stage's cache budget sets the size of the KV cache",
+    "pipeline_parallel_size": "a replica runs on one device; use replicas, or quantization for a model that is too large",
     "seed": "every request has a seed of its own",
-    "tensor_parallel_size": "a stage runs on one device",
+    "tensor_parallel_size": "a replica runs on one device; use replicas, or quantization for a model that is too large",
 }
 """Settings of vLLM that would have no effect here -> what decides instead."""
 
@@ -32,7 +37,7 @@ class EngineSettings(Strict):
     block_size: int = Field(32, ge=32, multiple_of=32, description="small, so that short prompts share their beginning")
     enable_prefix_caching: bool = True
     enforce_eager: bool = Field(True, description="compiling gains a tenth on a CPU and takes minutes of every start")
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     quantization: str | None = None
     kv_role: Literal["producer", "consumer"] | None = Field(
         None, description="which half of a split stage this is: computes prompts, or goes on from them"
@@ -52,6 +57,12 @@ def engine_arguments(context: LoadContext, extra: Mapping[str, Any]) -> dict[str
             f"stage {stage.name}: cache budget of {stage.memory.cache_bytes} bytes; an ar stage needs room for its KV "
             "cache",
             hint="give the stage a `cache` in the recipe, such as 192 MiB",
+        )
+    if (settings.quantization or "").startswith("fp8") and set(context.devices) == {"cpu"}:
+        raise ConfigError(
+            f"stage {stage.name}: engine_settings: quantization: {settings.quantization!r}: vLLM has no kernels for it "
+            "on a CPU",
+            hint="leave it out, or place the stage on a GPU",
         )
     given = {name: value for name, value in settings.model_dump(exclude={"kv_role"}).items() if value is not None}
     return {
