@@ -20,9 +20,9 @@ SET_ELSEWHERE = {
     "enable_chunked_prefill": "max_num_batched_tokens bounds a step; a longer prompt is computed in chunks",
     "gpu_memory_utilization": "the stage's cache budget sets the size of the KV cache",
     "kv_cache_memory_bytes": "the stage's cache budget sets the size of the KV cache",
-    "pipeline_parallel_size": "a replica runs on one device; use replicas, or quantization for a model that is too large",
+    "pipeline_parallel_size": "a replica runs on one device; use replicas, or quantization",
     "seed": "every request has a seed of its own",
-    "tensor_parallel_size": "a replica runs on one device; use replicas, or quantization for a model that is too large",
+    "tensor_parallel_size": "a replica runs on one device; use replicas, or quantization",
 }
 """Settings of vLLM that would have no effect here -> what decides instead."""
 
