@@ -48,6 +48,11 @@ class Exchange:
     def health(self) -> list[ConnectorHealth]:
         return [connector.health() for connector in self._connectors.values()]
 
+    @property
+    def used_bytes(self) -> int:
+        """Of the payloads that were put and not reclaimed yet."""
+        return sum(health.used_bytes for health in self.health())
+
     def close(self) -> None:
         for connector in self._connectors.values():
             connector.close()

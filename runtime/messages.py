@@ -226,6 +226,8 @@ class StageStats(msgspec.Struct, frozen=True):
     dropped_pieces: int
     edge_bytes: dict[str, int]
     counters: dict[str, float]
+    kv_blocks_used: int = 0
+    """Of an engine with a paged cache: blocks that belong to requests."""
 
 
 class Beat(Message, tag="beat", frozen=True):
@@ -235,6 +237,8 @@ class Beat(Message, tag="beat", frozen=True):
     generation: int
     resident_bytes: int
     stats: list[StageStats]
+    payload_bytes: int = 0
+    """Of the payloads that wait for their consumers."""
 
 
 AnyMessage = (

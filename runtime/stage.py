@@ -129,6 +129,7 @@ class StageLoop:
             submitted=self._submitted,
             dropped_pieces=self._dropped,
             edge_bytes=self._outgoing.edge_bytes.copy(),
+            kv_blocks_used=int(counters.pop("kv_blocks_used", 0)),
             counters=counters,
         )
 

@@ -68,6 +68,7 @@ class _Managed:
     progress_s: float = 0.0
     beat_s: float = 0.0
     resident_bytes: int = 0
+    payload_bytes: int = 0
     was_ready: bool = False
     kill_reason: str = ""
     failure: OmniError | None = None
@@ -271,8 +272,8 @@ class Supervisor:
         self.changed.set()
 
     def _on_beat(self, managed: _Managed, beat: Beat) -> None:
-        managed.beat_s, managed.resident_bytes = time.monotonic(), beat.resident_bytes
-        self._telemetry.process_memory.labels(beat.process).set(beat.resident_bytes)
+        managed.beat_s = time.monotonic()
+        self._holds(managed, beat.resident_bytes, beat.payload_bytes)
         for stats in beat.stats:
             replica = self._pools.replica(stats.stage, stats.index)
             replica.stats = stats
@@ -280,6 +281,11 @@ class Supervisor:
             limit_s = self._plan.stage(stats.stage).stall_timeout_s
             if stats.step_age_s > limit_s:
                 self._hung(replica, f"a step has taken {stats.step_age_s:.1f} s (stall_timeout_s is {limit_s:g})")
+
+    def _holds(self, managed: _Managed, resident_bytes: int, payload_bytes: int) -> None:
+        managed.resident_bytes, managed.payload_bytes = resident_bytes, payload_bytes
+        self._telemetry.process_memory.labels(managed.plan.name).set(resident_bytes)
+        self._telemetry.process_payloads.labels(managed.plan.name).set(payload_bytes)
 
     # ---- ends ----------------------------------------------------------------------------------------
 
@@ -300,8 +306,7 @@ class Supervisor:
 
     def _clear(self, managed: _Managed) -> None:
         """Forget what the process was doing, and remove its inboxes so that nobody keeps sending to them."""
-        managed.resident_bytes = 0
-        self._telemetry.process_memory.labels(managed.plan.name).set(0)
+        self._holds(managed, 0, 0)
         for replica in managed.replicas:
             replica.stats = None
             self._telemetry.idle(replica.stage, replica.index)
@@ -352,7 +357,9 @@ class Supervisor:
             "running": stats.running if stats else 0,
             "bound": len(replica.bound),
             "requests": stats.submitted if stats else 0,
+            "kv_blocks_used": stats.kv_blocks_used if stats else 0,
             "resident_bytes": managed.resident_bytes,
+            "payload_bytes": managed.payload_bytes,
             "facts": replica.facts,
         }
 

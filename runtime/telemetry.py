@@ -50,8 +50,14 @@ class Telemetry:
         )
         self.restarts = Counter("omnictl_restarts", "Process restarts", ["process"], registry=registry)
         self.process_memory = Gauge("omnictl_process_resident_bytes", "Resident memory", ["process"], registry=registry)
+        self.process_payloads = Gauge(
+            "omnictl_process_payload_bytes", "Payloads that wait for their consumers", ["process"], registry=registry
+        )
         self.stage_queued = Gauge("omnictl_stage_queued", "Requests that wait in a stage", _STAGE, registry=registry)
         self.stage_running = Gauge("omnictl_stage_running", "Requests that run in a stage", _STAGE, registry=registry)
+        self.stage_kv_blocks = Gauge(
+            "omnictl_stage_kv_blocks_used", "Blocks of the KV cache that belong to requests", _STAGE, registry=registry
+        )
         self._stages = StageCounters()
         registry.register(self._stages)
 
@@ -62,12 +68,14 @@ class Telemetry:
         """Numbers of one replica, as of its latest beat."""
         self.stage_queued.labels(stats.stage, stats.index).set(stats.queued)
         self.stage_running.labels(stats.stage, stats.index).set(stats.running)
+        self.stage_kv_blocks.labels(stats.stage, stats.index).set(stats.kv_blocks_used)
         self._stages.update(stats, generation)
 
     def idle(self, stage: str, index: int) -> None:
         """A replica is gone: nothing waits or runs in it."""
         self.stage_queued.labels(stage, index).set(0)
         self.stage_running.labels(stage, index).set(0)
+        self.stage_kv_blocks.labels(stage, index).set(0)
 
 
 _STAGE = ["stage", "replica"]

@@ -134,7 +134,7 @@ class Worker:
         while all(thread.is_alive() for thread in self.threads):
             self.wake.wait(BEAT_INTERVAL_S)
             stats = [thread.loop.stats() for thread in self.threads if thread.loop is not None]
-            beat = messages.Beat(self.process.name, self.generation, resident_bytes(), stats)
+            beat = messages.Beat(self.process.name, self.generation, resident_bytes(), stats, self.exchange.used_bytes)
             outbox.send(address_of(self.directory, SERVER_INBOX), beat)
             self.exchange.trim()
         failure = next((thread.failure for thread in self.threads if thread.failure), 0)

@@ -90,6 +90,7 @@ def test_a_stage_is_loaded_and_served_in_a_thread_that_is_not_the_main_one(check
         "max_model_len": 256,
         "max_num_seqs": 8,
         "num_kv_tokens": 64 * BLOCK_SIZE,
+        "num_kv_blocks": 63,
         "attention_backend": "CPU_ATTN",
     }
     spoken, written = found["answers"]["spoken"], found["answers"]["written"]

@@ -142,6 +142,13 @@ class Core:
         """(running, waiting)"""
         return self._scheduler.get_request_counts()
 
+    @property
+    def num_kv_blocks(self) -> tuple[int, int]:
+        """(used by requests, all) of the KV cache; those that only keep a prefix for later count as free."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        num_blocks = pool.num_gpu_blocks - 1  # one is a filler of vLLM's
+        return num_blocks - pool.get_num_free_blocks(), num_blocks
+
     def render(self, prompt: Prompt) -> Rendered:
         """Preprocess a prompt's media. InvalidRequest when vLLM refuses them."""
         if not prompt.media:
@@ -235,6 +242,7 @@ class Core:
             "max_model_len": self.max_model_len,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "num_kv_tokens": config.cache_config.kv_cache_size_tokens,
+            "num_kv_blocks": self.num_kv_blocks[1],
             "attention_backend": self._runner.attn_groups[0][0].backend.get_name(),
             **split,
         }

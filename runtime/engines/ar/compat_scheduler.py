@@ -36,20 +36,28 @@ class StageScheduler(Scheduler):
         """Tokens that went through the model."""
         self.began_s: dict[str, float] = {}
         """Request id -> its first step; the engine takes them."""
+        self._starved: frozenset[str] | None = None
+        """Requests that the last step saw and had no memory for, because hidden ones keep it; None: it did something."""
 
     def can_step(self) -> bool:
-        """Also when a request ended and the model runner has not been told yet; a step tells it."""
+        """Also when a request ended and the model runner has not been told yet; a step tells it.
+
+        Not when the same requests would find no memory again: it comes with an end, or when others may go on.
+        """
         if self.has_finished_requests():
             return True
         running, waiting = self._closed()
-        return bool(self.get_num_unfinished_requests() > len(running) + len(waiting))
+        if self.get_num_unfinished_requests() <= len(running) + len(waiting):
+            return False
+        return self._starved is None or self._starved != self._open_ids()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """WHY the limit: vLLM admits while it sees fewer running requests than it has slots; those that we hide have
         slots too, and admitting into them breaks it.
         """
         held_running, held_waiting = self._closed()
-        limit = self.max_num_active_reqs
+        limit, num_preemptions = self.max_num_active_reqs, self.num_preemptions
+        open_ids = self._open_ids()
         self.num_held += len(held_running) + len(held_waiting)
         self.running = [request for request in self.running if request not in held_running]
         self.waiting.remove_requests(held_waiting)
@@ -60,6 +68,9 @@ class StageScheduler(Scheduler):
             self.max_num_active_reqs = limit
             self.running += held_running
             self.waiting.prepend_requests(held_waiting[::-1])
+        # with a connector a step without tokens may still move keys and values
+        nothing = not output.total_num_scheduled_tokens and num_preemptions == self.num_preemptions
+        self._starved = open_ids if nothing and self.connector is None else None
         self.num_computed_tokens += output.total_num_scheduled_tokens
         for request in output.scheduled_new_reqs:
             self.began_s[request.sampling_params.extra_args[REQUEST_ID]] = time.monotonic()
@@ -69,6 +80,10 @@ class StageScheduler(Scheduler):
         """(running, waiting) requests that this step does not see."""
         running = [request for request in self.running if not self._is_open(request)]
         return running, [request for request in self.waiting if not self._is_open(request)]
+
+    def _open_ids(self) -> frozenset[str]:
+        """By vLLM's ids."""
+        return frozenset(r.request_id for r in (*self.running, *self.waiting) if self._is_open(r))
 
     def _is_open(self, request: Any) -> bool:
         return request.sampling_params.extra_args[REQUEST_ID] not in self.held

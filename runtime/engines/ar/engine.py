@@ -145,6 +145,7 @@ class ArEngine:
         return {
             "queued": len(self._requests) - running,
             "running": running,
+            "kv_blocks_used": self.core.num_kv_blocks[0],
             "preemptions": self.core.num_preemptions,
             "held": self.core.num_held,
             "computed_tokens": self.core.num_computed_tokens,
