@@ -5,13 +5,13 @@ there is a way, names mean something. Knows no hardware; `placement` and `recipe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from omnictl.recipe import Recipe
-from omnictl.recipe_schema import Model, Omnictl, Task
+from omnictl.recipe_schema import ArStage, Edge, Model, Omnictl, Task
 from omnictl.schema import nearest
-from runtime.plan import Modality
+from runtime.plan import Modality, PayloadKind
 
 
 def find_problems(recipe: Recipe) -> list[str]:
@@ -27,6 +27,8 @@ def find_problems(recipe: Recipe) -> list[str]:
                 *_weights_problems(values),
                 *_voice_problems(values),
                 *_ar_problems(values, recipe.model),
+                *_split_problems(values, name),
+                *_half_problems(values),
                 *_process_problems(values, name),
             ]
         )
@@ -140,6 +142,62 @@ def _ar_problems(values: Omnictl, model: Model) -> Iterator[str]:
             yield f"{path}: missing; the model states no context_length to take it from"
         elif length is not None and length > model.context_length > 0:
             yield f"{path}: {length} exceeds the model's context of {model.context_length} tokens"
+
+
+def _split_problems(values: Omnictl, placement: str) -> Iterator[str]:
+    for name, split in values.placements[placement].splits.items():
+        path, stage = f"placements.{placement}.splits.{name}", values.stages.get(name)
+        if stage is None:
+            yield f"{path}: unknown stage {name!r}{nearest(name, values.stages)}"
+        elif not isinstance(stage, ArStage):
+            yield f"{path}: engine {stage.engine} computes no prompts; only a stage on engine ar can be split"
+        elif stage.engine_settings.kv_role is None:
+            yield f"{path}.prefill: the recipe has a stage {split.prefill!r} already; choose another name"
+
+
+def _half_problems(values: Omnictl) -> Iterator[str]:
+    """Each half of a split stage has one edge of KV blocks to the other half, and they are the same model."""
+    halves = {name: stage for name, stage in values.stages.items() if isinstance(stage, ArStage)}
+    for index, edge in enumerate(values.edges):
+        source, target = halves.get(edge.source), halves.get(edge.target)
+        if edge.payload is PayloadKind.KV_BLOCKS and source is not None and target is not None:
+            if (source.engine_settings.kv_role, target.engine_settings.kv_role) != ("producer", "consumer"):
+                yield f"edges.{index}: kv_blocks go from a stage of kv_role producer to one of kv_role consumer"
+            yield from (f"edges.{index}: {what}" for what in _half_differences(edge, source, target))
+    for name, stage in halves.items():
+        path = f"stages.{name}.engine_settings.kv_role"
+        if stage.engine_settings.kv_role == "producer":
+            ends = {f"task {kind}": task.outputs for kind, task in values.tasks.items()}
+            yield from _lone_half_problems(
+                f"{path}: producer", [e for e in values.edges if e.source == name], name, ends
+            )
+        elif stage.engine_settings.kv_role == "consumer":
+            ends = {f"task {kind}": task.inputs for kind, task in values.tasks.items()}
+            yield from _lone_half_problems(
+                f"{path}: consumer", [e for e in values.edges if e.target == name], name, ends
+            )
+
+
+def _lone_half_problems(
+    path: str, edges: Sequence[Edge], name: str, ends: Mapping[str, Mapping[Modality, str]]
+) -> Iterator[str]:
+    """edges: those to the side of the other half. ends: where requests would go past it."""
+    if [edge.payload for edge in edges] != [PayloadKind.KV_BLOCKS]:
+        found = ", ".join(f"{edge.name} ({edge.payload})" for edge in edges) or "none"
+        yield f"{path}: expected one edge of kv_blocks to its other half and no other edge there; found {found}"
+    for what, stages in ends.items():
+        if name in stages.values():
+            yield f"{path}: {what} would go past the other half; let it enter at the producer and end at the consumer"
+
+
+def _half_differences(edge: Edge, source: ArStage, target: ArStage) -> Iterator[str]:
+    pairs = {name: (getattr(source, name), getattr(target, name)) for name in ("program", "weights")}
+    ours, theirs = source.engine_settings, target.engine_settings
+    for name in ("dtype", "max_model_len", "block_size", "kv_cache_dtype", "quantization"):
+        pairs[f"engine_settings.{name}"] = (getattr(ours, name), getattr(theirs, name))
+    for name, (first, second) in pairs.items():
+        if first != second:
+            yield f"{name} is {first} at {edge.source} and {second} at {edge.target}; expected the same"
 
 
 def _process_problems(values: Omnictl, placement: str) -> Iterator[str]:

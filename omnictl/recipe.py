@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from omnictl import overrides as layers
-from omnictl import schema, settings
+from omnictl import schema, settings, splits
 from omnictl.overrides import Override
 from omnictl.recipe_schema import Meta, Model, Omnictl, RecipeFile
 from omnictl.yaml_file import read_yaml
@@ -182,7 +182,7 @@ def _build(
         variant, sources, found = _validate(path, data, [*base, *own, *chosen])
         problems += [problem for problem in found if problem not in problems]
         if variant is not None:
-            placed[name] = Placed(variant.omnictl, sources)
+            placed[name] = Placed(*splits.cut(variant.omnictl, sources, name))
     expected_id = f"{path.parent.name}/{path.stem}"
     if matched != BY_FILE and file.model.model_id != expected_id:
         problems.append(

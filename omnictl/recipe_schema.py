@@ -237,12 +237,20 @@ class Process(Strict):
     environment: dict[str, str] = {}
 
 
+class Split(Strict):
+    """A stage on engine ar as two: `prefill` is the name of the one that computes its prompts."""
+
+    prefill: Name
+    replicas: int = Field(default=1, ge=1, le=1024, description="of the stage that computes prompts")
+
+
 class Placement(Strict):
     """Which stages share a process, and what differs from the recipe's values where this placement is used."""
 
     min_gpus: int = Field(default=0, ge=0, description="not used where there are fewer, even if it would fit")
     processes: dict[Name, Process] = Field(min_length=1)
     stages: dict[Name, dict[str, JsonValue]] = {}
+    splits: dict[Name, Split] = {}
 
     @property
     def uses_gpus(self) -> bool:

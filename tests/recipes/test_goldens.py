@@ -44,6 +44,16 @@ def test_the_plan_equals_its_golden(golden: Golden, name: str, profile: str) -> 
     golden(GOLDENS / f"{name}@{profile}.json", text)
 
 
+def test_a_thinker_that_is_cut_in_two_has_a_gpu_for_each_half() -> None:
+    recipe = load_recipe("qwen3-omni", overrides=["placement=four-gpus-prefill"])
+    plan = make_plan(recipe, make_profile("h100x4"))
+    devices = {process.name: process.devices for process in plan.processes}
+    assert devices["prefill"] == ("cuda:0",)
+    assert devices["thinker"] == ("cuda:1",)
+    assert set(plan.tasks["chat"].inputs.values()) == {"thinker-prefill"}
+    assert [edge.name for edge in plan.edges_into("thinker")] == ["thinker-prefill->thinker"]
+
+
 @pytest.mark.parametrize(("profile", "placement"), PLACEMENTS.items())
 def test_each_number_and_size_of_gpus_has_its_placement(profile: str, placement: str) -> None:
     """The same on a machine of the profile's name and where `--gpus` says the number; all of the GPUs are used."""
