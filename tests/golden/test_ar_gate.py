@@ -111,15 +111,19 @@ def test_workers_and_scheduler_are_found_by_name(device: str, worker: str) -> No
 
 
 def test_a_draw_depends_on_its_own_generator_alone() -> None:
-    from runtime.programs.qwen3_omni.code_predictor import TOP_K, pick
+    import_vllm()
+    from runtime.programs.qwen3_omni.code_predictor import TOP_K, draw_noise, pick
 
     logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
     best = logits.argmax(-1).tolist()
-    assert pick(logits, [None] * 4).tolist() == best
+    assert pick(logits, None).tolist() == best
+    assert draw_noise([None] * 4, 1, logits.device) is None
 
     def draw(rows: list[int], seeds: list[int | None]) -> list[int]:
         generators = [None if seed is None else torch.Generator().manual_seed(seed) for seed in seeds]
-        return pick(logits[rows], generators).tolist()
+        noise = draw_noise(generators, 1, logits.device)
+        assert noise is not None
+        return pick(logits[rows], noise[:, 0]).tolist()
 
     alone = [draw([row], [row + 10])[0] for row in range(4)]
     assert draw([0, 1, 2, 3], [10, 11, 12, 13]) == alone
