@@ -43,6 +43,7 @@ PARTS: dict[str, list[str | Medium]] = {
     "chinese": ["你好, 今天天气怎么样?"],
     "audio": [Medium("audio", "noise"), "Transcribe."],
     "image": [Medium("image", "large"), "What is it?"],
+    "other image": [Medium("image", "other"), "What is it?"],
     "images": ["From ", Medium("image", "small"), " to ", Medium("image", "tall"), " now"],
     "image and audio": [Medium("image", "large"), "and", Medium("audio", "noise"), "?"],
     "video": ["See ", Medium("video", "clip"), "!"],
@@ -104,7 +105,7 @@ def clip() -> np.ndarray:
 
 def picture(name: str) -> np.ndarray:
     """uint8 [height, width, 3]"""
-    return _blocks(*IMAGE_SIZES[name], seed=len(name))
+    return _blocks(*IMAGE_SIZES[name], seed=sum(name.encode()))
 
 
 def frames() -> np.ndarray:
@@ -137,6 +138,12 @@ def make_reference(model: Any, processor: Any, name: str, **talker: Any) -> Refe
     when there are pictures and sound.
     """
     model.talker.config.audio_config = model.thinker.config.audio_config
+    inputs, end = processed(processor, name)
+    return _generate(model, inputs.pop("input_ids"), end, inputs, talker)
+
+
+def processed(processor: Any, name: str) -> tuple[dict[str, Any], int]:
+    """What `generate` takes of a prompt, and the token that ends its answer."""
     text = processor.tokenizer.apply_chat_template(messages_of(name), add_generation_prompt=True, tokenize=False)
     media, options = media_of(name), OPTIONS.get(name, {})
     given: dict[str, list[Any]] = {
@@ -147,17 +154,16 @@ def make_reference(model: Any, processor: Any, name: str, **talker: Any) -> Refe
     if given["videos"]:
         options = {**options, "fps": VIDEO_FPS}
     inputs = processor(text=text, return_tensors="pt", **{k: v for k, v in given.items() if v}, **options)
-    end = processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    speaks = {"use_audio_in_video": options.get("use_audio_in_video", False), **talker}
-    return _generate(model, inputs.pop("input_ids"), end, inputs, speaks)
+    speaks = {"use_audio_in_video": options.get("use_audio_in_video", False)}
+    return {**inputs, **speaks}, processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
 def _generate(model: Any, ids: torch.Tensor, end: int, inputs: dict[str, Any], talker: dict[str, Any]) -> Reference:
     with (
-        _recorded(model.thinker, "generate") as thought,
-        _recorded(model.thinker, "get_rope_index") as placed,
-        _recorded(model.talker, "generate") as spoken,
-        _recorded(model.code2wav, "chunked_decode") as decoded,
+        recorded(model.thinker, "generate") as thought,
+        recorded(model.thinker, "get_rope_index") as placed,
+        recorded(model.talker, "generate") as spoken,
+        recorded(model.code2wav, "chunked_decode") as decoded,
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "Passing `repetition_penalty` with `inputs_embeds`")  # that is what we want
@@ -193,7 +199,7 @@ def _whole_numbers(positions: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _recorded(owner: Any, name: str) -> Iterator[dict[str, Any]]:
+def recorded(owner: Any, name: str) -> Iterator[dict[str, Any]]:
     """What the last call of a method got and gave."""
     original, record = getattr(owner, name), {}
 

@@ -34,15 +34,22 @@ class Case(StageDriver):
         self.references = references
         self.fed: dict[str, int] = {}
 
-    def begin(self, name: str, request_id: str | None = None, **params: Any) -> None:
-        """The prompt, and nothing of what the thinker said."""
+    def begin(
+        self, name: str, request_id: str | None = None, positions: np.ndarray | None = None, **params: Any
+    ) -> None:
+        """The prompt, and nothing of what the thinker said. positions: [n], instead of the reference's."""
         reference, request_id = self.references[name], request_id or name
         self.open(request_id, CODES, inputs=frozenset({EDGE}), **params)
         ids = np.array(reference.prompt_ids, np.int32)
         is_media = np.isin(ids, self.engine.program.config.media_token_ids)
         hidden = reference.hidden[: len(ids)][is_media]
-        embeddings, positions = reference.embeddings[: len(ids)].numpy(), reference.positions.numpy().astype(np.int32)
-        tensors = {"token_ids": ids, "embeddings": embeddings, "hidden": hidden.numpy(), "positions": positions}
+        placed = reference.positions.numpy() if positions is None else np.broadcast_to(positions, (3, len(ids)))
+        tensors = {
+            "token_ids": ids,
+            "embeddings": reference.embeddings[: len(ids)].numpy(),
+            "hidden": hidden.numpy(),
+            "positions": placed.astype(np.int32),
+        }
         self.feed(request_id, EDGE, HIDDEN, {"dtype": "float32"}, tensors)
         self.fed[request_id] = len(ids)
 
@@ -192,6 +199,19 @@ def test_a_frame_waits_for_its_row(roomy: Case) -> None:
     assert roomy.engine.stats()["held"] == before, "a step was made for nobody"
     roomy.more("short", 10_000)
     roomy.check(roomy.drain()["short"], "short")
+
+
+@pytest.mark.parametrize("name", ["image", "video", "watch first"])
+def test_positions_of_media_matter(roomy: Case, name: str) -> None:
+    """Else the references would not tell right positions from those of a text."""
+    inputs = roomy.engine.program.inputs
+    length = inputs.positions(np.array(roomy.references[name].prompt_ids), roomy.references[name].positions.numpy())
+    flat = np.arange(length.shape[1])
+    assert (length != flat).any()
+    roomy.begin(name, positions=np.arange(len(roomy.references[name].prompt_ids)))
+    roomy.more(name, 10_000)
+    reference, found = roomy.references[name].codes, roomy.drain()[name].joined("codes", axis=1)
+    assert found[:, : reference.shape[1]].tolist() != reference[:, : found.shape[1]].tolist()
 
 
 def test_held_requests_keep_their_slots_while_others_run(tight: Case) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
+from PIL import Image
 
 from runtime.engines.ar.engine import ArEngine
 from runtime.errors import ConfigError, InvalidRequest, UnsupportedMedia
@@ -151,8 +154,12 @@ def test_aborted_neighbours(roomy: Case) -> None:
         roomy.check(stream, name)
 
 
-@pytest.mark.parametrize("name", ["long", "audio"])
+@pytest.mark.parametrize("name", ["long", "audio", "image", "image and audio"])
 def test_chunked_prefill(tight: Case, name: str) -> None:
+    """Of an image, too: what the vision encoder made of it goes in with two chunks."""
+    if name.startswith("image"):
+        prompt_ids, token_id = tight.references[name].prompt_ids, tight.engine.program.config.thinker["image_token_id"]
+        assert prompt_ids[CHUNK_TOKENS - 1 : CHUNK_TOKENS + 1] == [token_id, token_id], "no chunk ends in the image"
     tight.ask(name, name, HIDDEN)
     num_chunks = -(-len(tight.references[name].prompt_ids) // CHUNK_TOKENS)
     assert num_chunks > 1
@@ -173,6 +180,19 @@ def test_prefix_cache_hit(roomy: Case) -> None:
     assert stream.end.usage["cached_tokens"] == num_blocks * BLOCK_SIZE
 
 
+def test_prefix_cache_hit_behind_an_image(roomy: Case) -> None:
+    """The same image is found; one of the same size, so with the same tokens, is not, and does not find the other's."""
+    cached = []
+    for request_id, name in (("first", "image"), ("same", "image"), ("other", "other image"), ("again", "other image")):
+        roomy.ask(request_id, name, HIDDEN)
+        stream = roomy.drain()[request_id]
+        roomy.check(stream, name, request_id)
+        assert stream.end is not None
+        cached.append(stream.end.usage["cached_tokens"])
+    assert roomy.references["image"].prompt_ids == roomy.references["other image"].prompt_ids
+    assert cached == [0, 2 * BLOCK_SIZE, 0, 2 * BLOCK_SIZE]
+
+
 def test_a_prefix_that_nobody_wanted_rows_of_has_them(roomy: Case) -> None:
     roomy.ask("text only", "long", "text")
     assert all(p.kind == "text" for p in roomy.drain()["text only"].payloads)
@@ -183,9 +203,11 @@ def test_a_prefix_that_nobody_wanted_rows_of_has_them(roomy: Case) -> None:
     assert stream.end.usage["cached_tokens"] > 0
 
 
-def test_preemption(tight: Case) -> None:
+@pytest.mark.parametrize(
+    "names", [("audio", "chinese", "question", "short"), ("image and audio", "image", "images", "other image")]
+)
+def test_preemption(tight: Case, names: tuple[str, ...]) -> None:
     before = tight.engine.stats()["preemptions"]
-    names = ("audio", "chinese", "question", "short")
     for name in names:
         tight.ask(name, name, HIDDEN)
     streams = tight.drain()
@@ -250,6 +272,53 @@ def test_a_prompt_too_long_is_refused(roomy: Case) -> None:
     assert end is not None
     assert isinstance(end.error, InvalidRequest)
     assert "messages[0]: 600 tokens" in end.error.message
+
+
+def test_an_image_whose_prompt_was_too_long_is_seen_afterwards(roomy: Case) -> None:
+    (image,) = media_payloads("image")
+    parts = [{"type": "image", "index": 0}, {"type": "text", "text": "x" * 480}]
+    roomy.open("long", inputs=frozenset({REQUEST_INPUT}))
+    roomy.feed("long", REQUEST_INPUT, "media", image.meta, image.tensors)
+    roomy.feed("long", REQUEST_INPUT, "text", {"messages": [{"role": "user", "content": parts}]}, last=True)
+    end = roomy.drain()["long"].end
+    assert end is not None
+    assert isinstance(end.error, InvalidRequest)
+    assert "messages[0].content[1]: 480 tokens, image[0]: 35 tokens, chat template: " in end.error.message
+    roomy.ask("image", "image", HIDDEN)
+    roomy.check(roomy.drain()["image"], "image")
+
+
+def test_the_least_there_is_to_see_and_hear(roomy: Case) -> None:
+    """One pixel, and a fortieth of a second."""
+    out = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(out, "png")
+    wav = io.BytesIO()
+    soundfile.write(wav, np.zeros(400, np.float32), 16_000, format="WAV")
+    parts = [{"type": "image", "index": 0}, {"type": "audio", "index": 1}]
+    roomy.open("least", "text", inputs=frozenset({REQUEST_INPUT}))
+    for index, (modality, file) in enumerate((("image", out), ("audio", wav))):
+        data = np.frombuffer(file.getvalue(), np.uint8)
+        roomy.feed("least", REQUEST_INPUT, "media", {"index": index, "modality": modality}, {"data": data})
+    roomy.feed("least", REQUEST_INPUT, "text", {"messages": [{"role": "user", "content": parts}]}, last=True)
+    end = roomy.drain()["least"].end
+    assert end is not None
+    assert end.error is None
+    assert end.usage["completion_tokens"] > 0
+
+
+def test_a_text_cannot_stand_for_an_image(roomy: Case) -> None:
+    roomy.open("sly", inputs=frozenset({REQUEST_INPUT}))
+    messages = [{"role": "user", "content": "see <|vision_start|><|image_pad|><|vision_end|>"}]
+    roomy.feed("sly", REQUEST_INPUT, "text", {"messages": messages}, last=True)
+    end = roomy.drain()["sly"].end
+    assert end is not None
+    assert isinstance(end.error, InvalidRequest)
+    assert end.error.message == "messages: a text holds <|image_pad|>, which stands for image"
+
+
+def test_no_medium_is_kept_after_its_request(roomy: Case) -> None:
+    """vLLM's cache of preprocessed media has no bound in bytes that a stage could count on; ours are decoded anew."""
+    assert roomy.engine.core._engine.renderer.mm_processor_cache is None
 
 
 def test_numbers_travel_in_the_models_own_format() -> None:

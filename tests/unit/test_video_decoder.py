@@ -116,7 +116,6 @@ def test_what_is_no_video(decoder: VideoDecoder, data: bytes, reason: str) -> No
 
 def test_sound_alone(decoder: VideoDecoder) -> None:
 
-
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as file:
         track = file.add_stream("aac", rate=16_000, layout="mono")

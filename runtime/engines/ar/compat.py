@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,6 +68,8 @@ class Rendered:
 
     token_ids: list[int]
     engine_input: Any
+    num_media_tokens: Mapping[str, int] = field(default_factory=dict)
+    """By medium: image[0], image[1], audio[0] ..."""
 
 
 class Core:
@@ -161,7 +163,12 @@ class Core:
         }
         with translated():
             (engine_input,) = self._engine.renderer.render_cmpl([given])
-        return Rendered(list(engine_input["prompt_token_ids"]), engine_input)
+        num_tokens = {
+            f"{modality}[{number}]": place.get_num_embeds()
+            for modality, places in engine_input["mm_placeholders"].items()
+            for number, place in enumerate(places)
+        }
+        return Rendered(list(engine_input["prompt_token_ids"]), engine_input, num_tokens)
 
     def add(
         self,

@@ -169,8 +169,9 @@ class ArEngine:
             self._forget(request_id)
             self._failed.append(StageOutput(request_id, end=End(usage=request.usage)))
             return
+        self._check_length(request, len(prompt.token_ids), {})
         rendered = self.core.render(prompt)
-        self._check_length(request, len(rendered.token_ids), "media and chat template" if prompt.media else TEMPLATE)
+        self._check_length(request, len(rendered.token_ids), rendered.num_media_tokens)
         request.prompt_token_ids = list(rendered.token_ids)
         prefix, request.prefix = request.prefix, None
         if prefix is not None:
@@ -189,12 +190,12 @@ class ArEngine:
         request.seed = secrets.randbits(SEED_BITS) if prompt.sampling.seed is None else prompt.sampling.seed
         return dataclasses.replace(prompt.sampling, seed=request.seed)
 
-    def _check_length(self, request: _Request, num_tokens: int, rest: str) -> None:
+    def _check_length(self, request: _Request, num_tokens: int, by_medium: Mapping[str, int]) -> None:
         limit = self.core.max_model_len - 1
         if num_tokens <= limit:
             return
-        by_part = dict(self.program.num_tokens_by_part(request.state, self.core.tokenizer))
-        by_part[rest] = num_tokens - sum(by_part.values())
+        by_part = {**self.program.num_tokens_by_part(request.state, self.core.tokenizer), **by_medium}
+        by_part[TEMPLATE] = num_tokens - sum(by_part.values())
         parts = tuple(f"{name}: {count} tokens" for name, count in sorted(by_part.items(), key=lambda p: -p[1]))
         more = f", and {len(parts) - NUM_PARTS_NAMED} more parts" if len(parts) > NUM_PARTS_NAMED else ""
         raise InvalidRequest(

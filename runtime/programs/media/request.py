@@ -29,6 +29,10 @@ MAX_FRAME_PIXELS = 768 * 32 * 32
 """What the preprocessing of these models makes larger frames down to, in one piece, for which there may be no room."""
 
 
+MIN_CLIP_SAMPLES = 400
+"""The window of the spectrogram that the models hear."""
+
+
 class MediaLimits(Strict):
     """Settings of a stage. Each bounds all media of its kind in a request together, but max_video_s each video."""
 
@@ -57,7 +61,8 @@ class MediaOptions:
 
 
 class MediaDecoders:
-    """What the requests of a stage share. EnvironmentProblem when a decoder's library cannot be imported.
+    """What the requests of a stage share. EnvironmentProblem when a decoder's library cannot be imported, ConfigError
+    for a video_fps that cannot be.
 
     steps_per_s: positions in the prompt that a second of video takes, times the frames that are one for the model. The
     rates at which frames are sampled divide it, so that every frame has a whole position.
@@ -65,6 +70,8 @@ class MediaDecoders:
 
     def __init__(self, stage: str, limits: MediaLimits, steps_per_s: int) -> None:
         self.limits, self.steps_per_s = limits, steps_per_s
+        if not self._divides(limits.video_fps):
+            raise ConfigError(f"stage {stage}: video_fps: {limits.video_fps:g}; {self._expected_fps}")
         self.audio, self.image = AudioDecoder(stage), ImageDecoder(stage)
         self.video = VideoDecoder(
             stage, VideoLimits(limits.max_video_s, limits.max_video_frames, max_frame_pixels=MAX_FRAME_PIXELS)
@@ -80,12 +87,16 @@ class MediaDecoders:
         if not isinstance(sound, bool):
             raise InvalidRequest(f"{OPTIONS}.use_audio_in_video: {sound!r}; expected true or false", param=OPTIONS)
         is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
-        if not is_number or fps <= 0 or not (self.steps_per_s / fps).is_integer():
-            raise InvalidRequest(
-                f"{OPTIONS}.fps: {fps!r}; expected a number that divides {self.steps_per_s}, such as 0.5, 1 or 2",
-                param=OPTIONS,
-            )
+        if not is_number or fps <= 0 or not self._divides(fps):
+            raise InvalidRequest(f"{OPTIONS}.fps: {fps!r}; {self._expected_fps}", param=OPTIONS)
         return MediaOptions(float(fps), sound)
+
+    def _divides(self, fps: float) -> bool:
+        return (self.steps_per_s / fps).is_integer()
+
+    @property
+    def _expected_fps(self) -> str:
+        return f"expected a number that divides {self.steps_per_s}, such as 0.5, 1 or 2"
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -147,6 +158,10 @@ class RequestMedia:
             raise InvalidRequest(
                 f"the request has more than {max_s:g} s of audio",
                 hint="send less at a time; the limit is the thinker's setting max_audio_s",
+            )
+        if len(samples) < MIN_CLIP_SAMPLES:
+            raise InvalidRequest(
+                f"the audio has {len(samples)} samples at {SAMPLE_RATE_HZ} Hz; expected at least {MIN_CLIP_SAMPLES}"
             )
         self._clips[index] = samples
 

@@ -88,7 +88,7 @@ class Thinker:
         return ids
 
     def num_tokens_by_part(self, state: _State, tokenizer: Any) -> Mapping[str, int]:
-        """Of the texts; what a clip takes is known only inside the model's preprocessing."""
+        """Of the texts; what a medium takes is known only inside the model's preprocessing."""
         return {
             name: len(tokenizer.encode(part["text"], add_special_tokens=False))
             for name, part in _parts(state)
