@@ -30,7 +30,14 @@ NUM_FRAMES = NUM_CODEC_TOKENS - 1
 """transformers does not complete the last token of speech that its length ends."""
 
 
-def omni_plan(mode: EdgeMode, processes: tuple[tuple[str, ...], ...], **talker: Any) -> Plan:
+def omni_plan(
+    mode: EdgeMode,
+    processes: tuple[tuple[str, ...], ...],
+    engine_settings: dict[str, Any] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    **talker: Any,
+) -> Plan:
+    """engine_settings, cache_bytes: of both stages that have an engine with a cache."""
     home = {stage: number for number, group in enumerate(processes) for stage in group}
     settings: dict[str, dict[str, Any]] = {
         "thinker": {"temperature": 0.0},
@@ -52,7 +59,7 @@ def omni_plan(mode: EdgeMode, processes: tuple[tuple[str, ...], ...], **talker: 
         model_id="omnictl/tiny-omni",
         served_names=("tiny-omni",),
         placement="test",
-        stages=tuple(_stage(name, settings[name]) for name in STAGES),
+        stages=tuple(_stage(name, settings[name], engine_settings or {}, cache_bytes) for name in STAGES),
         edges=(
             edge("thinker", "talker", PayloadKind.HIDDEN_STATES),
             edge("talker", "code2wav", PayloadKind.CODEC_CODES),
@@ -75,14 +82,14 @@ def omni_plan(mode: EdgeMode, processes: tuple[tuple[str, ...], ...], **talker: 
     )
 
 
-def _stage(name: str, program_settings: dict[str, Any]) -> StagePlan:
+def _stage(name: str, program_settings: dict[str, Any], engine_settings: dict[str, Any], cache_bytes: int) -> StagePlan:
     is_ar = name != "code2wav"
     return StagePlan(
         name=name,
         engine=EngineKind.AR if is_ar else EngineKind.MODULE,
         program=f"qwen3_omni.{name}",
         weights=WEIGHTS,
-        memory=MemoryBudget(weights_bytes=0, cache_bytes=CACHE_BYTES if is_ar else 0),
-        engine_settings=AR_SETTINGS if is_ar else {},
+        memory=MemoryBudget(weights_bytes=0, cache_bytes=cache_bytes if is_ar else 0),
+        engine_settings={**AR_SETTINGS, **engine_settings} if is_ar else {},
         program_settings=program_settings,
     )
