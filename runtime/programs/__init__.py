@@ -12,6 +12,9 @@ from runtime.engines.base import LoadContext, resolve
 from runtime.errors import ConfigError
 
 PROGRAMS: dict[str, str] = {
+    "qwen2_5_omni.talker": "runtime.programs.qwen2_5_omni.talker:load",
+    "qwen2_5_omni.thinker": "runtime.programs.qwen2_5_omni.thinker:load",
+    "qwen2_5_omni.token2wav": "runtime.programs.qwen2_5_omni.token2wav:load",
     "qwen3_omni.captioner": "runtime.programs.qwen3_omni.captioner:load",
     "qwen3_omni.code2wav": "runtime.programs.qwen3_omni.code2wav:load",
     "qwen3_omni.thinker": "runtime.programs.qwen3_omni.thinker:load",

@@ -1,4 +1,4 @@
-"""The tiny omni checkpoint and what transformers makes of it: built once a session, for the tests that ask for it."""
+"""The tiny omni checkpoints and what transformers makes of them: built once a session, for the tests that ask."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tests.golden.omni25_reference import Reference25
     from tests.golden.omni_reference import Reference
 
 
@@ -40,3 +41,34 @@ def omni_references(omni_checkpoint: Path, omni_model: Any) -> dict[str, Referen
 
     processor = Qwen3OmniMoeProcessor.from_pretrained(omni_checkpoint)
     return {name: make_reference(omni_model, processor, name) for name in PARTS}
+
+
+@pytest.fixture(scope="session")
+def omni25_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.golden.tiny_qwen2_5_omni import save_omni25
+
+    folder = tmp_path_factory.mktemp("tiny-qwen2.5-omni")
+    save_omni25(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def omni25_model(omni25_checkpoint: Path) -> Any:
+    """As transformers loads it from the folder: what is written is what is compared."""
+    import torch
+    from transformers import Qwen2_5OmniForConditionalGeneration
+
+    torch.set_num_threads(1)
+    return Qwen2_5OmniForConditionalGeneration.from_pretrained(
+        omni25_checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def omni25_references(omni25_checkpoint: Path, omni25_model: Any) -> dict[str, Reference25]:
+    from transformers import Qwen2_5OmniProcessor
+
+    from tests.golden.omni25_reference import NAMES, make_reference25
+
+    processor = Qwen2_5OmniProcessor.from_pretrained(omni25_checkpoint)
+    return {name: make_reference25(omni25_model, processor, name) for name in NAMES}

@@ -7,6 +7,7 @@ Weights are spread out so that the most likely token is well ahead of the second
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,11 @@ _THINKER_ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6,
 _PREDICTOR_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 
 
-def omni_tokenizer() -> Qwen2TokenizerFast:
+def omni_tokenizer(
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    named_tokens: Mapping[str, str] = NAMED_TOKENS,
+    chat_template: str = CHAT_TEMPLATE,
+) -> Qwen2TokenizerFast:
     """A token a byte, a token a role."""
     from transformers import Qwen2TokenizerFast
 
@@ -97,17 +102,17 @@ def omni_tokenizer() -> Qwen2TokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special_tokens])
     fast = Qwen2TokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         unk_token=None,
         bos_token=None,
-        extra_special_tokens=NAMED_TOKENS,
+        extra_special_tokens=dict(named_tokens),
         model_max_length=32768,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat_template
     return fast
 
 
@@ -123,7 +128,7 @@ def save_omni(folder: Path) -> Qwen3OmniMoeForConditionalGeneration:
     tokenizer.save_pretrained(folder)
     end, pad = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     _write(folder / "generation_config.json", {"eos_token_id": end, "pad_token_id": pad, "do_sample": False})
-    _save_processor(folder)
+    save_processor(folder, "Qwen3OmniMoeProcessor", patch_size=16)
     return model
 
 
@@ -275,9 +280,9 @@ def _code2wav() -> dict[str, Any]:
     }
 
 
-def _save_processor(folder: Path) -> None:
+def save_processor(folder: Path, processor_class: str, patch_size: int, chat_template: str = CHAT_TEMPLATE) -> None:
     sizes = {"shortest_edge": 3136, "longest_edge": 12845056}
-    patches = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "size": sizes}
+    patches = {"patch_size": patch_size, "temporal_patch_size": 2, "merge_size": 2, "size": sizes}
     whisper = {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "feature_size": 128,
@@ -293,11 +298,11 @@ def _save_processor(folder: Path) -> None:
         "dither": 0.0,
     }
     images = {"image_processor_type": "Qwen2VLImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    limits = {"min_pixels": 3136, "max_pixels": 12845056, "processor_class": "Qwen3OmniMoeProcessor"}
+    limits = {"min_pixels": 3136, "max_pixels": 12845056, "processor_class": processor_class}
     _write(folder / "preprocessor_config.json", whisper | images | patches | limits)
-    videos = {"video_processor_type": "Qwen2VLVideoProcessor", "processor_class": "Qwen3OmniMoeProcessor"}
+    videos = {"video_processor_type": "Qwen2VLVideoProcessor", "processor_class": processor_class}
     _write(folder / "video_preprocessor_config.json", videos | patches)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(chat_template)
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
