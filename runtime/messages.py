@@ -260,6 +260,7 @@ AnyMessage = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
+_batch_decoder = msgspec.msgpack.Decoder(AnyMessage | list[AnyMessage])
 
 
 def encode(message: Message) -> bytes:
@@ -272,3 +273,16 @@ def decode(data: bytes | memoryview) -> AnyMessage:
         return _decoder.decode(data)
     except RecursionError as exc:
         raise msgspec.DecodeError(str(exc)) from exc
+
+
+def encode_batch(batch: list[Message]) -> bytes:
+    return _encoder.encode(batch[0] if len(batch) == 1 else batch)
+
+
+def decode_batch(data: bytes | memoryview) -> list[AnyMessage]:
+    """What `encode` or `encode_batch` made. Raises as `decode`; of a damaged batch nothing is left."""
+    try:
+        decoded = _batch_decoder.decode(data)
+    except RecursionError as exc:
+        raise msgspec.DecodeError(str(exc)) from exc
+    return decoded if isinstance(decoded, list) else [decoded]

@@ -40,8 +40,8 @@ class Held:
 
 
 class Outgoing:
-    """`failed(request_id, error)` is called when a payload could not be stored; `released(request_id, seconds)` when
-    nothing of a request waits any more."""
+    """Collects in the outbox, whose owner flushes it. `failed(request_id, error)` is called when a payload could not be
+    stored; `released(request_id, seconds)` when nothing of a request waits any more."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Outgoing:
 
     def _send(self, channel: _Channel, target: Target, item: Payload | Message) -> None:
         if isinstance(item, Message):
-            self._outbox.send(target.address, item)
+            self._outbox.collect(target.address, item)
         else:
             self._send_payload(channel, target, item)
 
@@ -151,7 +151,7 @@ class Outgoing:
             message = Output(payload.request_id, payload.epoch, self._stage, payload.sequence, ref, reply)
         else:
             message = Piece(payload.request_id, payload.epoch, payload.edge, payload.sequence, payload.last, ref, reply)
-        self._outbox.send(target.address, message)
+        self._outbox.collect(target.address, message)
 
 
 def _credited_bytes(payload: Payload) -> int:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from runtime.errors import ConnectorError
 
 ALIGNMENT = 64
+SMALL_BYTES = 4096
+"""Tensors up to this size are copied the way that costs least to begin with."""
 Tensor = npt.NDArray[Any]
 
 _PORTABLE = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16"
@@ -101,7 +103,10 @@ class Packed:
         buffer[: len(self._header)] = self._header
         base = _align(len(self._header))
         for offset, tensor in self._tensors:
-            if tensor.nbytes:
+            if tensor.nbytes <= SMALL_BYTES:
+                start = base + offset
+                buffer[start : start + tensor.nbytes] = tensor.tobytes()
+            else:
                 target = np.frombuffer(buffer, tensor.dtype, tensor.size, base + offset).reshape(tensor.shape)
                 # numpy releases the interpreter lock while it copies; assigning to a memoryview does not
                 np.copyto(target, tensor)

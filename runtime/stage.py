@@ -105,15 +105,18 @@ class StageLoop:
     def run(self) -> None:
         """Until drained. An exception out of `Engine.step` is fatal to the process and comes out of here."""
         while not (self._draining and not self._jobs and not self._outgoing.held):
+            self._outbox.flush()
             self._wait()
             for message in self._inbox.drain(MAX_DRAINED):
                 self._handle(message)
+            self._outbox.flush()  # nobody waits for what they are owed until a step is over
             if self._next_step_s() == 0.0:
                 self._step()
             if time.monotonic() - self._snapshot_s > SNAPSHOT_INTERVAL_S:
                 self._take_snapshot()
             for piece in self._parking.expired():
                 self._lose(piece)
+        self._outbox.flush()
 
     def stats(self) -> StageStats:
         """Safe from any thread: numbers as of the last time the loop looked, and the age of the step in progress."""
@@ -167,7 +170,7 @@ class StageLoop:
             self._pay(request_id, self._jobs[request_id])
 
     def _take_snapshot(self) -> None:
-        self._snapshot = dict(self.engine.stats())
+        self._snapshot = {**self.engine.stats(), "engine_seconds": self._engine_s}
         self._snapshot_s = time.monotonic()
 
     # ---- what comes in -------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ class StageLoop:
                 trace = self._closed_trace(message.request_id, job) if job is not None else None
                 self._forget(message.request_id, message.epoch)
                 aborted = Aborted(message.request_id, message.epoch, self.stage, self.index, trace)
-                self._outbox.send(self._server.address, aborted)
+                self._outbox.collect(self._server.address, aborted)
             case Close():
                 self._forget(message.request_id, message.epoch)
             case Drain():
@@ -279,7 +282,7 @@ class StageLoop:
     def _start(self, request_id: str, job: _Job) -> None:
         if not job.started:
             job.started = True
-            self._outbox.send(self._server.address, Started(request_id, job.epoch, self.stage))
+            self._outbox.collect(self._server.address, Started(request_id, job.epoch, self.stage))
 
     def _post(self, request_id: str, job: _Job, target: Target, payload: Payload, *, last: bool = False) -> None:
         """A header of its own per target: each edge has its own numbering."""
@@ -353,7 +356,7 @@ class StageLoop:
     def _pay(self, request_id: str, job: _Job) -> None:
         self._owing.discard(request_id)
         for piece in job.owed:
-            self._outbox.send(piece.reply, Credit(piece.edge, piece.ref))
+            self._outbox.collect(piece.reply, Credit(piece.edge, piece.ref))
         job.owed.clear()
 
     def _lose(self, piece: Piece) -> None:
@@ -364,4 +367,4 @@ class StageLoop:
     def _refuse(self, piece: Piece) -> None:
         self._dropped += 1
         if piece.reply:
-            self._outbox.send(piece.reply, Credit(piece.edge, piece.ref))
+            self._outbox.collect(piece.reply, Credit(piece.edge, piece.ref))

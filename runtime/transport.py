@@ -7,6 +7,7 @@ their owner, so a message for a dead replica never reaches its successor.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class Inbox:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.address = address
         self.num_damaged = 0
+        self._unread: deque[AnyMessage] = deque()
+        """Of a batch that was begun."""
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -50,22 +53,26 @@ class Inbox:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until something can be read; False when the time is up. None waits without limit."""
-        return bool(self._socket.poll(None if timeout_s is None else max(0, round(timeout_s * 1000))))
+        return bool(self._unread) or bool(
+            self._socket.poll(None if timeout_s is None else max(0, round(timeout_s * 1000)))
+        )
 
     def drain(self, limit: int) -> Iterator[AnyMessage]:
         """Messages that are there now, at most `limit`."""
-        while limit:
+        while limit and (self._unread or self._receive()):
+            limit -= 1
+            yield self._unread.popleft()
+
+    def _receive(self) -> bool:
+        """Take in the next batch; False when there is none now."""
+        while True:
             try:
-                data = self._socket.recv(zmq.NOBLOCK)
+                self._unread.extend(messages.decode_batch(self._socket.recv(zmq.NOBLOCK)))
+                return True
             except zmq.Again:
-                return
-            try:
-                message = messages.decode(data)
+                return False
             except msgspec.MsgspecError:
                 self.num_damaged += 1
-                continue
-            limit -= 1
-            yield message
 
     def close(self) -> None:
         self._socket.close()
@@ -78,7 +85,25 @@ class Outbox:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._context = context
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._collected: dict[str, list[Message]] = {}
         self.num_dropped = 0
+
+    def collect(self, address: str, message: Message) -> None:
+        """To leave with the next `flush`, in this order: many messages for the price of few.
+
+        What is sent to the same address by `send` in between overtakes them.
+        """
+        self._collected.setdefault(address, []).append(message)
+
+    def flush(self) -> None:
+        """Send what was collected, one transfer an address."""
+        collected, self._collected = self._collected, {}
+        for address, batch in collected.items():
+            socket = self._sockets.get(address) or self._open(address)
+            try:
+                socket.send(messages.encode_batch(batch), zmq.NOBLOCK)
+            except zmq.Again:
+                self.num_dropped += len(batch)
 
     def send(self, address: str, message: Message) -> bool:
         """False when the message was dropped because the peer does not read."""

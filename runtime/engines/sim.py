@@ -272,11 +272,14 @@ class LockstepSimEngine(SimEngine):
         outputs, self._ended = self._ended, []
         making, num_tokens = self._plan_step()
         if making or num_tokens:
-            step = self.settings
-            time.sleep(step.step_s + step.step_s_per_request * len(making) + step.prefill_s_per_token * num_tokens)
+            own = self.settings
+            self._take(own.step_s + own.step_s_per_request * len(making) + own.prefill_s_per_token * num_tokens)
         for request_id in making:
             outputs += self._output(request_id, self._active[request_id])
         return outputs
+
+    def _take(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def next_step_s(self) -> float | None:
         return 0.0 if self._ended or any(map(self._can_step, self._active)) else None
