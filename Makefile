@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-slow check fmt clean bench-sidekick bench-control bench-shm
+.PHONY: help install up test test-slow check fmt clean bench-sidekick bench-control bench-shm bench-overlap
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -45,6 +45,9 @@ bench-control: install  ## figures of the control plane
 
 bench-shm: install  ## figures of the shared-memory connector
 	$(BIN)/python -m tests.bench.shm --write $(ARGS)
+
+bench-overlap: install  ## how well simulated stages overlap, with step times like those of the real model
+	$(BIN)/python -m tests.bench.overlap --write $(ARGS)
 
 clean:  ## remove .venv and everything that was made in the checkout; weights stay
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
