@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,10 +104,7 @@ class Client:
 
     def transcribe(self, model: str, file: Path) -> str:
         """The text spoken in an audio file."""
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise InvalidRequest(f"{file}: {error.strerror}") from None
+        data = _read(file)
         with self._translated():
             response = self._http.post(
                 "/v1/audio/transcriptions", data={"model": model}, files={"file": (file.name, data)}
@@ -140,12 +138,22 @@ class Client:
 
 def audio_part(file: Path) -> dict[str, Any]:
     """A sound file as a content part of a chat message. The format is the ending of its name."""
+    clip = {"data": base64.b64encode(_read(file)).decode(), "format": file.suffix.removeprefix(".").lower() or "wav"}
+    return {"type": "input_audio", "input_audio": clip}
+
+
+def seen_part(kind: str, file: Path) -> dict[str, Any]:
+    """An image or a video, as `kind` says, as a content part of a chat message."""
+    content_type = mimetypes.guess_type(file.name)[0] or ""
+    url = f"data:{content_type};base64,{base64.b64encode(_read(file)).decode()}"
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+
+
+def _read(file: Path) -> bytes:
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{file}: {error.strerror}") from None
-    clip = {"data": base64.b64encode(data).decode(), "format": file.suffix.removeprefix(".").lower() or "wav"}
-    return {"type": "input_audio", "input_audio": clip}
 
 
 def error_from(fields: Mapping[str, Any]) -> OmniError:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import wave
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omnictl import output
 from omnictl.api_keys import key_for
-from omnictl.client import Client, audio_part
+from omnictl.client import Client
 from omnictl.state import Deployment
 from runtime.errors import EnvironmentProblem, InvalidRequest
 
@@ -68,11 +68,14 @@ class Conversation:
                 output.note("")
                 return
             if line.strip():
-                self.ask(line, None)
+                self.ask(line)
 
-    def ask(self, text: str | None, voice: Path | None) -> Answer:
-        """Stream one answer. The question and the answer become part of the dialogue only when it went well."""
-        question = {"role": "user", "content": _content(text, voice)}
+    def ask(self, text: str | None, media: Sequence[Mapping[str, Any]] = ()) -> Answer:
+        """Stream one answer. The question and the answer become part of the dialogue only when it went well.
+
+        media: content parts that belong to the question.
+        """
+        question = {"role": "user", "content": _content(text, media)}
         answer, began_s = Answer(), time.monotonic()
         deltas = self._client.chat(self._model, [*self._messages, question], with_audio=self._sound is not None)
         for delta in deltas:
@@ -130,10 +133,10 @@ class WavFile:
         return self._file
 
 
-def _content(text: str | None, voice: Path | None) -> str | list[dict[str, Any]]:
-    if voice is None:
+def _content(text: str | None, media: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    if not media:
         if not (text or "").strip():
             raise InvalidRequest("the question is empty", hint="omnictl chat 'What is the capital of France?'")
         return str(text)
     parts = [{"type": "text", "text": text}] if text else []
-    return [*parts, audio_part(voice)]
+    return [*parts, *media]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnictl.client import Client
+from omnictl.client import Client, seen_part
 from runtime.errors import ERRORS, OmniError, Overloaded, StageDied, Unauthorized, Unavailable
 from tests.cli.scripted import Reply, scripted_server
 
@@ -42,6 +43,17 @@ def test_a_stream_is_read_to_its_end() -> None:
         deltas = list(client.chat("m", QUESTION))
     assert [delta.text for delta in deltas] == ["a", ""]
     assert deltas[-1].usage == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content_type"),
+    [("image", "a.PNG", "image/png"), ("video", "b.mp4", "video/mp4"), ("image", "c", "")],
+)
+def test_a_file_that_is_seen_goes_as_data(tmp_path: Path, kind: str, name: str, content_type: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"xyz")
+    expected = {"url": f"data:{content_type};base64,eHl6"}
+    assert seen_part(kind, file) == {"type": f"{kind}_url", f"{kind}_url": expected}
 
 
 def test_an_error_in_the_middle_keeps_its_class() -> None:
