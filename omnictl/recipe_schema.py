@@ -19,6 +19,8 @@ from runtime.plan import EdgeMode, Limits, Modality, PayloadKind, RestartBudget,
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=1 << 60)]
 Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0, le=10**15)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
+ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,40}$")]
+"""Names of versions have dots."""
 Text = Annotated[str, StringConstraints(min_length=1)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 RelativePath = Annotated[
@@ -43,7 +45,7 @@ class TaskKind(StrEnum):
 
 class Meta(Strict):
     title: Text
-    slug: Name
+    slug: ModelName
     provider: Text
     description: Text
     date_added: date
@@ -267,7 +269,7 @@ class Tiny(Strict):
 
 
 class Omnictl(Strict):
-    short_names: tuple[Name, ...] = Field(min_length=1)
+    short_names: tuple[ModelName, ...] = Field(min_length=1)
     imports: tuple[Text, ...] = Field(default=(), description="modules that the stages need at run time")
     weights: dict[RelativePath, Weights] = {}
     stages: dict[Name, Stage] = Field(min_length=1)
