@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from runtime.engines.ar.engine import ArEngine
+from runtime.errors import ConfigError
 from runtime.plan import REQUEST_INPUT
 from tests.golden.ar_engines import import_vllm
 from tests.golden.omni_reference import messages_of
@@ -88,6 +90,28 @@ def test_the_plan_decides_the_cache_of_a_gpu_that_others_use_too() -> None:
     )
     assert Worker.determine_available_memory(worker) == GIB
     assert len(profiled) == 1
+
+
+def test_a_tap_needs_the_blocks_of_the_cache_to_be_those_of_the_attention() -> None:
+    """Some backends of GPUs cut a large block into smaller ones."""
+    from runtime.engines.ar.compat import load_errors
+    from runtime.engines.ar.compat_runner import HiddenTap
+
+    class Runner:
+        def initialize_kv_cache(self, kv_cache_config: Any) -> None:
+            self.input_batch = SimpleNamespace(block_table=[SimpleNamespace(block_size=64)])
+
+    class Tapped(HiddenTap, Runner):
+        dtype, device, inputs_embeds_size = torch.float32, "cpu", 8
+
+    def config(block_size: int) -> Any:
+        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_size))
+        return SimpleNamespace(num_blocks=3, kv_cache_groups=[group])
+
+    Tapped().initialize_kv_cache(config(64))
+    with pytest.raises(ConfigError, match="block_size 128: .* blocks of 64") as caught, load_errors("/w", 1):
+        Tapped().initialize_kv_cache(config(128))
+    assert caught.value.hint == "set the stage's engine_settings.block_size to 64"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.engines.ar.engine import ArEngine
+from runtime.engines.ar.program import hidden_states_arguments
 from runtime.engines.ar.settings import EngineSettings, engine_arguments
 from runtime.engines.base import LoadContext
 from runtime.errors import ConfigError
@@ -100,6 +101,18 @@ def test_settings_for_gpus_reach_vllms_configuration(folder: Path) -> None:
     assert config.cache_config.cache_dtype == "fp8_e5m2"
     assert config.compilation_config.mode != CompilationMode.NONE
     assert config.cache_config.kv_cache_memory_bytes == CACHE_BYTES
+
+
+def test_compiled_code_is_not_shared_between_models_with_and_without_a_tap(folder: Path) -> None:
+    """The tap changes what the compiled part of a model returns; vLLM finds compiled code again by this hash."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    def key(**extra: Any) -> str:
+        return EngineArgs(**arguments(folder, "cpu", dtype="float32"), **extra).create_engine_config().compute_hash()
+
+    tapped = [{"additional_config": hidden_states_arguments(layer, ("cpu",))["additional_config"]} for layer in (1, 2)]
+    assert len({key(), *(key(**extra) for extra in tapped)}) == 3
+    assert key() == key()
 
 
 def test_slots_are_the_default_of_the_batch_size(folder: Path) -> None:

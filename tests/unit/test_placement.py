@@ -300,19 +300,6 @@ def test_a_cache_that_cannot_hold_one_request_is_refused(tmp_path: Path) -> None
     assert make_plan(load(tmp_path, *smaller), AVX512)
 
 
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [
-        ("quantization=fp8", "quantization: 'fp8': vLLM has no kernels for it on a CPU"),
-        ("kv_cache_dtype=fp8", "kv_cache_dtype: 'fp8': on a CPU it needs AVX-512 or AMX"),
-        ("max_num_seqs=9", "max_num_seqs: 9 is more than the 8 slots of a replica"),
-    ],
-)
-def test_what_the_device_or_the_stage_cannot_do_is_refused(tmp_path: Path, setting: str, problem: str) -> None:
-    error = refuse(load(tmp_path, f"stages.writer.engine_settings.{setting}"), CPU)
-    assert error.problems == (f"placement cpu: stages.writer.engine_settings.{problem}",)
-
-
 def test_fewer_replicas_are_told_when_those_fit(tmp_path: Path) -> None:
     error = refuse(load(tmp_path, "stages.writer.replicas=40"), CPU)
     assert error.hint == "fewer replicas fit: --set stages.writer.replicas=10"
@@ -334,39 +321,6 @@ def test_more_gpus_are_told_when_those_fit(tmp_path: Path) -> None:
     assert refuse(make_recipe(data), make_profile("cpu-8x64")).problems == (
         "every placement needs a GPU; cpu-8x64 has none that can be used",
     )
-
-
-def test_a_placement_for_more_gpus_waits_for_them() -> None:
-    """Both would fit on one GPU; which is used goes by their number alone."""
-    data = recipe_data()
-    cuda = data["omnictl"]["placements"]["cuda"]
-    data["omnictl"]["placements"] = {"two": {"min_gpus": 2, **cuda}, "one": {"min_gpus": 1, **cuda}}
-    recipe = make_recipe(data)
-    plan = make_plan(recipe, make_profile("h100"))
-    assert plan.placement == "one"
-    assert plan.provenance["placement"] == "the first that fits; placement two: for 2 GPUs or more; h100 has 1"
-    assert make_plan(recipe, make_profile("h100x2")).placement == "two"
-    data["omnictl"]["placement"] = "two"
-    assert refuse(make_recipe(data), make_profile("h100")).problems == (
-        "placement two: for 2 GPUs or more; h100 has 1",
-    )
-
-
-def test_the_nearest_placement_is_told_when_none_fits() -> None:
-    data = recipe_data()
-    data["omnictl"]["stages"]["writer"]["activation"] = "90 GiB"
-    cuda = data["omnictl"]["placements"]["cuda"]
-    near = cuda | {"stages": {}}
-    data["omnictl"]["placements"] = {"far": cuda, "near": near}
-    recipe = make_recipe(data)
-    far = recipe.placed["far"].values.stages
-    values = recipe.placed["far"].values.model_copy(
-        update={"stages": far | {"writer": far["writer"].model_copy(update={"cache": 20 * GIB})}}
-    )
-    recipe = replace(recipe, placed={**recipe.placed, "far": replace(recipe.placed["far"], values=values)})
-    error = refuse(recipe, make_profile("h100"))
-    assert len(error.problems) == 2
-    assert str(error.hint).startswith("nearest is placement near: cuda:0 needs 93.")
 
 
 def test_shared_memory_is_a_device_too(tmp_path: Path) -> None:

@@ -31,7 +31,15 @@ from runtime.engines.ar.inputs import InputRows
 from runtime.engines.ar.program import Prompt
 from runtime.engines.ar.sampling import Sampling
 from runtime.engines.ar.split import Blocks, Prefix, Role
-from runtime.errors import ConfigError, EnvironmentProblem, InvalidRequest, Overloaded, StageError, WeightsError
+from runtime.errors import (
+    ConfigError,
+    EnvironmentProblem,
+    InvalidRequest,
+    OmniError,
+    Overloaded,
+    StageError,
+    WeightsError,
+)
 
 VERSION = "0.32.0"
 RETRY_AFTER_S = 1.0
@@ -281,6 +289,8 @@ def load_errors(folder: str, cache_bytes: int | None) -> Iterator[None]:
     except ValidationError as exc:
         reason = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
         raise ConfigError(f"vLLM refuses the settings: {_shortened(reason)}", hint=SETTINGS_HINT) from exc
+    except OmniError:
+        raise
     except NotImplementedError as exc:
         raise ConfigError(f"vLLM cannot do this here: {_shortened(str(exc))}", hint=SETTINGS_HINT) from exc
     except Exception as exc:

@@ -17,6 +17,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from runtime.engines.ar.compat_scheduler import REQUEST_ID, WANTS_ROWS
 from runtime.engines.ar.hidden import SlotStore
 from runtime.engines.ar.inputs import InputRows
+from runtime.errors import ConfigError
 
 
 class HiddenTap:
@@ -41,7 +42,14 @@ class HiddenTap:
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # type: ignore[misc]
         (group,) = kv_cache_config.kv_cache_groups
-        shape = (kv_cache_config.num_blocks, group.kv_cache_spec.block_size, 2, self.inputs_embeds_size)
+        block_size, table = group.kv_cache_spec.block_size, self.input_batch.block_table[0]
+        if table.block_size != block_size:  # its entries are then numbers of smaller blocks
+            raise ConfigError(
+                f"block_size {block_size}: the attention of this device has blocks of {table.block_size}; a stage that "
+                "hands out hidden states needs them equal",
+                hint=f"set the stage's engine_settings.block_size to {table.block_size}",
+            )
+        shape = (kv_cache_config.num_blocks, block_size, 2, self.inputs_embeds_size)
         self.store = SlotStore(torch.zeros(shape, dtype=self.dtype, device=self.device))
 
     def _model_forward(

@@ -37,7 +37,7 @@ class StageScheduler(Scheduler):
         self.began_s: dict[str, float] = {}
         """Request id -> its first step; the engine takes them."""
         self._starved: frozenset[str] | None = None
-        """Requests that the last step saw and had no memory for, because hidden ones keep it; None: it did something."""
+        """Requests that the last step saw and had no memory for, as hidden ones keep it; None: it did something."""
 
     def can_step(self) -> bool:
         """Also when a request ended and the model runner has not been told yet; a step tells it.
