@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from runtime.engines.base import StageOutput, StageWork
 from runtime.engines.sim import LockstepSimEngine, SimSettings
+from runtime.graph import select
 from runtime.payload import Payload
-from runtime.plan import MODALITY_PAYLOAD, REQUEST_INPUT, EdgeMode, EdgePlan, Modality, Plan
+from runtime.plan import MODALITY_PAYLOAD, REQUEST_INPUT, EdgeMode, Modality, Plan, StagePlan
 
 
-class _TimedEngine(LockstepSimEngine):
+class TimedEngine(LockstepSimEngine):
     """Says how long a step takes instead of taking it."""
 
     step_took_s = 0.0
@@ -31,81 +32,78 @@ class _TimedEngine(LockstepSimEngine):
 
 @dataclass
 class _Replica:
-    stage: str
-    engine: _TimedEngine
+    engine: TimedEngine
     free_s: float = 0.0
     """When its step in progress is over."""
 
 
-@dataclass
 class IdealRun:
-    """`num_requests` of a chat with text and audio, asked for at time 0. `plan`: lockstep `sim` stages."""
+    """`num_requests` of a chat with text and audio out, all asked for at time 0. `plan`: lockstep `sim` stages."""
 
-    plan: Plan
-    num_requests: int
-    now_s: float = 0.0
-    held: dict[tuple[str, str], list[Payload]] = field(default_factory=dict)
-    """(request, whole edge) -> pieces until the producer's end."""
+    def __init__(self, plan: Plan, num_requests: int) -> None:
+        self._graph = select(plan, "chat", (Modality.TEXT, Modality.AUDIO), (Modality.TEXT,))
+        self._replicas = {name: _replicas(plan.stage(name)) for name in self._graph.stages}
+        self._num_requests = num_requests
+        self._now_s = 0.0
+        self._held: dict[tuple[str, str], list[Payload]] = {}
+        """(request, edge) -> pieces that wait for their producer's end."""
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, str, list[StageOutput]]] = []
+        """When a step ends, whose it is, and what it made."""
 
     def makespan_s(self) -> float:
-        self._numbers = itertools.count()
-        self._events: list[tuple[float, int, _Replica, list[StageOutput]]] = []
-        self._replicas = {stage.name: self._make(stage.name, stage.replicas) for stage in self.plan.stages}
-        finals = self.plan.tasks["chat"].outputs
-        self._edges = [e for e in self.plan.edges if e.source in finals.values() or e.target in finals.values()]
-        self._edges = [e for e in self._edges if e.source != "ear"]
-        for number in range(self.num_requests):
-            self._submit(f"{number}")
+        for number in range(self._num_requests):
+            self._submit(str(number))
         self._start_idle()
         while self._events:
-            self.now_s, _, replica, outputs = heapq.heappop(self._events)
-            for output in outputs:
-                self._deliver(replica.stage, output)
+            self._now_s = self._events[0][0]
+            while self._events and self._events[0][0] == self._now_s:
+                _, _, stage, outputs = heapq.heappop(self._events)
+                for output in outputs:
+                    self._deliver(stage, output)
             self._start_idle()
-        return self.now_s
+        return self._now_s
 
-    def _make(self, name: str, num_replicas: int) -> list[_Replica]:
-        settings = msgspec.convert(self.plan.stage(name).engine_settings, SimSettings)
-        return [_Replica(name, _TimedEngine(settings, name)) for _ in range(num_replicas)]
-
-    def _bound(self, stage: str, request_id: str) -> _Replica:
+    def _engine(self, stage: str, request_id: str) -> TimedEngine:
         replicas = self._replicas[stage]
-        return replicas[int(request_id) % len(replicas)]
+        return replicas[int(request_id) % len(replicas)].engine
 
     def _submit(self, request_id: str) -> None:
-        task = self.plan.tasks["chat"]
-        entry = task.inputs[Modality.TEXT]
-        for stage in {entry, *(edge.target for edge in self._edges)}:
-            inputs = {e.name for e in self._edges if e.target == stage} | ({REQUEST_INPUT} if stage == entry else set())
-            wants = {e.payload for e in self._edges if e.source == stage}
-            wants |= {MODALITY_PAYLOAD[m] for m, final in task.outputs.items() if final == stage}
-            work = StageWork(request_id, 0, {}, frozenset(inputs), frozenset(map(str, wants)))
-            self._bound(stage, request_id).engine.submit(work)
-        self._feed(entry, request_id, Payload("text", request_id, edge=REQUEST_INPUT, last=True, meta={"text": "hi"}))
+        graph = self._graph
+        for stage in graph.stages:
+            inputs = {edge.name for edge in graph.edges if edge.target == stage}
+            inputs |= {REQUEST_INPUT} if stage in graph.entries else set()
+            wants = {edge.payload for edge in graph.edges if edge.source == stage}
+            wants |= {MODALITY_PAYLOAD[m] for m, final in graph.finals.items() if final == stage}
+            self._engine(stage, request_id).submit(
+                StageWork(request_id, 0, {}, frozenset(inputs), frozenset(map(str, wants)))
+            )
+        for stage in graph.entries:
+            self._feed(stage, Payload("text", request_id, edge=REQUEST_INPUT, last=True, meta={"text": "hi"}))
 
-    def _feed(self, stage: str, request_id: str, payload: Payload) -> None:
-        self._bound(stage, request_id).engine.feed(request_id, payload)
+    def _feed(self, stage: str, payload: Payload) -> None:
+        self._engine(stage, payload.request_id).feed(payload.request_id, payload)
 
     def _deliver(self, stage: str, output: StageOutput) -> None:
-        for edge in (e for e in self._edges if e.source == stage):
-            held = self.held.setdefault((output.request_id, edge.name), [])
+        for edge in (edge for edge in self._graph.edges if edge.source == stage):
+            held = self._held.setdefault((output.request_id, edge.name), [])
             if output.payload is not None and output.payload.kind == edge.payload:
                 held.append(msgspec.structs.replace(output.payload, edge=edge.name))
-            if edge.mode is EdgeMode.CHUNKED or output.end is not None:
-                self._pass_on(edge, output.request_id, held)
             if output.end is not None:
-                self._feed(
-                    edge.target, output.request_id, Payload(edge.payload, output.request_id, edge=edge.name, last=True)
-                )
-
-    def _pass_on(self, edge: EdgePlan, request_id: str, held: list[Payload]) -> None:
-        for payload in held:
-            self._feed(edge.target, request_id, payload)
-        held.clear()
+                held.append(Payload(edge.payload, output.request_id, edge=edge.name, last=True))
+            if edge.mode is EdgeMode.CHUNKED or output.end is not None:
+                for payload in held:
+                    self._feed(edge.target, payload)
+                held.clear()
 
     def _start_idle(self) -> None:
         for replica in itertools.chain.from_iterable(self._replicas.values()):
-            while replica.free_s <= self.now_s and replica.engine.next_step_s() is not None:
+            while replica.free_s <= self._now_s and replica.engine.next_step_s() is not None:
                 outputs = replica.engine.step()
-                replica.free_s = self.now_s + replica.engine.step_took_s
-                heapq.heappush(self._events, (replica.free_s, next(self._numbers), replica, outputs))
+                replica.free_s = self._now_s + replica.engine.step_took_s
+                heapq.heappush(self._events, (replica.free_s, next(self._numbers), replica.engine.name, outputs))
+
+
+def _replicas(stage: StagePlan) -> list[_Replica]:
+    settings = msgspec.convert(stage.engine_settings, SimSettings)
+    return [_Replica(TimedEngine(settings, stage.name)) for _ in range(stage.replicas)]

@@ -76,6 +76,7 @@ SWEEP = (
     Case("2 / 1 / 1", (("think",), ("think.1",), ("talk",), ("wave",))),
     Case("1 / 1 / 2", (("think",), ("talk",), ("wave",), ("wave.1",))),
     Case("1 / 2 / 1", (("think",), ("talk",), ("talk.1",), ("wave",))),
+    Case("1 / 4 / 1", (("think",), ("talk",), ("talk.1",), ("talk.2",), ("talk.3",), ("wave",))),
     Case("2 / 2 / 2", (("think",), ("think.1",), ("talk",), ("talk.1",), ("wave",), ("wave.1",))),
 )
 
