@@ -64,7 +64,7 @@ def test_a_short_name_may_say_a_version(folder: Path) -> None:
     data = recipe_data()
     data["meta"]["slug"], data["omnictl"]["short_names"] = "parrot2.5", ["parrot2.5-7b"]
     write_recipe(folder, data)
-    assert load_recipe("parrot2.5-7b").file.model.model_id == MODEL_ID
+    assert load_recipe("parrot2.5-7b").model.model_id == MODEL_ID
 
 
 def test_a_model_id_goes_before_a_short_name(folder: Path) -> None:
