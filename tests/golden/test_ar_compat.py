@@ -152,6 +152,19 @@ def test_models_are_looked_at_in_this_process(tmp_path: Path, monkeypatch: pytes
     assert registry._run_in_subprocess(os.getpid) == os.getpid()
 
 
+def test_a_tokenizer_is_not_copied_though_it_would_be(tmp_path: Path) -> None:
+    import copy
+    import inspect
+
+    from vllm.tokenizers import hf
+
+    save_random(tmp_path)
+    engine = make_engine(tmp_path, num_blocks=10)
+    assert copy.deepcopy(engine.core.tokenizer) is engine.core.tokenizer
+    engine.close()
+    assert "copy.deepcopy(og_tokenizer)" in inspect.getsource(hf.maybe_make_thread_pool)
+
+
 def test_the_scheduler_preempts_where_we_count() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
