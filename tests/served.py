@@ -25,30 +25,32 @@ class Served:
     def __init__(self, folder: Path, recipe: str, *options: str) -> None:
         self.environment = os.environ | {"OMNICTL_STATE_DIR": str(folder / "state")}
         shown = json.loads(self.omnictl("up", recipe, "-d", "--json", *options, timeout_s=START_TIMEOUT_S))
+        (plan_file,) = (folder / "state").rglob("plan.json")
+        self.folder = plan_file.parent
         self.url: str = shown["url"]
         self.client = OpenAI(base_url=f"{self.url}/v1", api_key="none", _strict_response_validation=True, max_retries=0)
 
-    def omnictl(self, *arguments: str, timeout_s: float = 60) -> str:
+    def omnictl(self, *arguments: str, timeout_s: float = 100) -> str:
         command = [sys.executable, "-P", "-m", "omnictl", *arguments]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=timeout_s)
         assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stderr}\n{done.stdout}"
         return done.stdout
 
     def stages(self) -> dict[str, dict[str, Any]]:
-        status = httpx.get(f"{self.url}/v1/omnictl/status", timeout=10).json()
+        status = httpx.get(f"{self.url}/v1/omnictl/status", timeout=60).json()
         return {row["stage"]: row for row in status["stages"]}
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples with these labels."""
         total = 0.0
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines():
             if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
                 total += float(line.rsplit(" ", 1)[1])
         return total
 
-    def until_ready(self, timeout_s: float = 120) -> None:
+    def until_ready(self, timeout_s: float = 300) -> None:
         deadline_s = time.monotonic() + timeout_s
-        while (answer := httpx.get(f"{self.url}/ready", timeout=10)).status_code != 200:
+        while (answer := httpx.get(f"{self.url}/ready", timeout=60)).status_code != 200:
             assert time.monotonic() < deadline_s, answer.text
             time.sleep(0.1)
 

