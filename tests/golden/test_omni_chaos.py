@@ -40,7 +40,7 @@ def weights(omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def slow_talker_plan() -> Plan:
-    """The talker steps two requests at a time, and has memory for hardly more: it is behind, and preempts."""
+    """The talker steps two requests at a time, so that it is behind."""
     plan = omni_plan(EdgeMode.CHUNKED, tuple((stage,) for stage in STAGES))
     stages = {stage.name: stage for stage in plan.stages}
     talker = stages["talker"]
@@ -127,9 +127,6 @@ async def _half_of_the_clients_leave(deployment: Deployment, num_requests: int) 
     num_aborted = sum(isinstance(events[-1], AbortedRequest) for events in found)
     assert num_aborted > num_requests // 4, "each of the others ended before its client left"
     await until_nothing_is_kept(deployment)
-    talker = deployment.orchestrator.pools.replica("talker", 0)
-    assert talker.stats is not None
-    assert talker.stats.counters["held"] > 0, "requests waited for the thinker's rows"
     assert all(row["restarts"] == 0 for row in deployment.status()["stages"])
     assert_same(answer(await ask(deployment, request(PROMPTS[0]))), expected[PROMPTS[0]])
 
