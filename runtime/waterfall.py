@@ -104,10 +104,10 @@ def _own_parts(name: str, stage: StageTrace, ended_s: float) -> Iterator[Part]:
     or is idle; idle for any other reason is nobody's part."""
     spent = stage.tail if stage.complete_s else stage.life
     length_s = ended_s - _input_s(stage)
-    queued_s = max(0.0, (stage.began_s or 0.0) - _input_s(stage))
-    held_s = min(spent.held_s, length_s)
+    queued_s = min(spent.engine_s, max(0.0, (stage.began_s or 0.0) - _input_s(stage)))
+    held_s = min(spent.held_s, spent.engine_s - queued_s + spent.idle_s)
     yield f"{name}: queued", queued_s
-    yield f"{name}: engine", max(0.0, spent.engine_s - queued_s - max(0.0, held_s - spent.idle_s))
+    yield f"{name}: engine", spent.engine_s - queued_s - max(0.0, held_s - spent.idle_s)
     yield f"{name}: waits for room on an edge", held_s
     yield f"{name}: messages", length_s - spent.engine_s - spent.idle_s
 

@@ -62,8 +62,9 @@ def test_the_id_of_a_completion_names_its_trace_and_the_list_has_it(http: httpx.
     by_completion = http.get(f"/v1/omnictl/traces/{answer.json()['id']}").json()
     assert by_completion["request_id"] == answer.headers["x-request-id"]
     assert {row["name"] for row in by_completion["rows"] if row["kind"] == "stage"} == {"think"}
-    newest = http.get("/v1/omnictl/traces").json()["data"][0]
-    assert newest == {key: by_completion[key] for key in newest}
+    listed = {line["request_id"]: line for line in http.get("/v1/omnictl/traces").json()["data"]}
+    line = listed[by_completion["request_id"]]
+    assert line == {key: by_completion[key] for key in line}
 
 
 def test_a_request_that_failed_shows_how_far_it_came(http: httpx.Client) -> None:
