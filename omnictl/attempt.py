@@ -37,7 +37,7 @@ def attempt(recipe: Recipe, hardware: Hardware, placement: str) -> Attempt:
 
 def _number_problems(recipe: Recipe, placement: str, hardware: Hardware) -> list[str]:
     wanted, found = recipe.placed[placement].values.placements[placement].min_gpus, len(hardware.gpus)
-    return [f"for {wanted} GPUs or more; {hardware.name} has {found}"] if 0 < found < wanted else []
+    return [f"for {wanted} GPUs or more; {found} can be used"] if 0 < found < wanted else []
 
 
 def _support_problems(recipe: Recipe, plan: Plan, hardware: Hardware) -> Iterator[str]:

@@ -24,11 +24,11 @@ def test_a_placement_for_more_gpus_waits_for_them() -> None:
     recipe = make_recipe(data)
     plan = make_plan(recipe, make_profile("h100"))
     assert plan.placement == "one"
-    assert plan.provenance["placement"] == "the first that fits; placement two: for 2 GPUs or more; h100 has 1"
+    assert plan.provenance["placement"] == "the first that fits; placement two: for 2 GPUs or more; 1 can be used"
     assert make_plan(recipe, make_profile("h100x2")).placement == "two"
     data["omnictl"]["placement"] = "two"
     assert refuse(make_recipe(data), make_profile("h100")).problems == (
-        "placement two: for 2 GPUs or more; h100 has 1",
+        "placement two: for 2 GPUs or more; 1 can be used",
     )
 
 
