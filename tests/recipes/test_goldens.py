@@ -24,6 +24,8 @@ CASES = [
     *(("qwen3-omni", profile) for profile in GPUS if profile != "l40s"),
     *(("qwen3-omni-thinking", profile) for profile in ("h100", "h200x2", "l40sx4")),
     *(("qwen3-omni-captioner", profile) for profile in ("h100x4", "h200", "l40sx2")),
+    *(("qwen2.5-omni", profile) for profile in ("h100", "h100x2", "h200", "l40s", "l40sx2")),
+    *(("qwen2.5-omni-3b", profile) for profile in ("h100", "h100x2", "l40s", "rtx4090")),
 ]
 PLACEMENTS = {
     "h100": "one-gpu-fp8",

@@ -45,9 +45,10 @@ class Synthesizer:
         )
         self._dit._create_block_diff = self._block_distances
         self._device = device
-        self.num_codes = int(config.dit["num_embeds"]) + 1
-        self.max_codes = int(config.dit["max_position_embeddings"]) // int(config.dit["repeats"])
-        self.samples_per_code = int(config.dit["repeats"]) * math.prod(config.vocoder["upsample_rates"])
+        dit, vocoder = self._dit.config, self._vocoder.config
+        self.num_codes = int(dit.num_embeds) + 1
+        self.max_codes = int(dit.max_position_embeddings // dit.repeats)
+        self.samples_per_code = int(dit.repeats * math.prod(vocoder.upsample_rates))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def speak(self, codes: Codes, speaker: Speaker, seed: int) -> Samples:
