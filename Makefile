@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-slow check fmt clean bench-sidekick bench-control bench-shm bench-overlap
+.PHONY: help install up test test-slow check fmt clean bench-sidekick bench-control bench-shm bench-overlap bench-qwen3-omni
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -45,6 +45,10 @@ bench-control: install  ## figures of the control plane
 
 bench-shm: install  ## figures of the shared-memory connector
 	$(BIN)/python -m tests.bench.shm --write $(ARGS)
+
+bench-qwen3-omni: install  ## figures of Qwen3-Omni's tiny build
+	@$(BIN)/omnictl pull qwen3-omni --tiny
+	$(BIN)/python -m tests.bench.qwen3_omni --write $(ARGS)
 
 bench-overlap: install  ## how well simulated stages overlap, with step times like those of the real model
 	$(BIN)/python -m tests.bench.overlap --write $(ARGS)

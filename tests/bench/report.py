@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,19 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def update_page(name: str, *, title: str, command: str, sections: Sequence[Section], write: bool) -> None:
+    """A page of sections with headings, each with the day of its measurement; those that are not given stay."""
+    stamp = f"{machine()}; {datetime.datetime.now(tz=datetime.UTC).date()}; load average {os.getloadavg()[0]:.1f}."
+    texts = {section.heading: f"{section.text()}\n\n{stamp}" for section in sections}
+    sys.stdout.write("\n\n".join(texts.values()) + "\n")
+    if write:
+        path = MEASUREMENTS / f"{name}.md"
+        _, *old = path.read_text().split("\n## ") if path.is_file() else [""]
+        kept = {text.split("\n", 1)[0]: f"## {text.strip()}" for text in old}
+        body = "\n\n".join((kept | texts).values())
+        path.write_text(f"# {title}\n\n    {command}\n\n{body}\n")
 
 
 def write_page(name: str, *, title: str, command: str, sections: Sequence[Section], write: bool) -> None:
