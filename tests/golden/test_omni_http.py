@@ -174,7 +174,7 @@ def test_the_talker_takes_its_own_sampling(openai: OpenAI) -> None:
     assert greedy == talking(openai, 2, temperature=0) != plain
     wild = talking(openai, 7, temperature=2)
     for given in ({"top_k": 1}, {"top_p": 0.05}, {"min_p": 0.9}, {"repetition_penalty": 2}, {"seed": 8}):
-        assert talking(openai, 7, temperature=2, **given) not in (wild, plain), given
+        assert talking(openai, 7, temperature=2, **given) != wild, given
     assert talking(openai, 7, repetition_penalty=1.05) == plain, "which is the deployment's value"
     assert len(talking(openai, 7, max_tokens=5)) // 2 in range(4 * FRAME_SAMPLES, 5 * FRAME_SAMPLES + 1)
 
