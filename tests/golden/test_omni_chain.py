@@ -22,7 +22,7 @@ from tests.golden.tiny_qwen3_omni import omni_tokenizer
 if TYPE_CHECKING:
     from tests.golden.omni_reference import Reference
 
-START_TIMEOUT_S = 150.0
+START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 240.0
 TOLERANCE = 1e-5
 CHUNK_TOKENS = 64
@@ -32,7 +32,7 @@ ONE = (("thinker", "talker", "code2wav"),)
 THREE = (("thinker",), ("talker",), ("code2wav",))
 TWO = (("thinker",), ("talker", "code2wav"))
 
-pytestmark = pytest.mark.timeout(300)  # two processes import vllm
+pytestmark = pytest.mark.timeout(900)  # two processes import vllm, on a machine that may be busy
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,6 @@ async def test_the_chain(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 8])
 @pytest.mark.parametrize("processes", [ONE, THREE])
 @pytest.mark.parametrize("mode", EdgeMode)

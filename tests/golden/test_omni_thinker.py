@@ -169,6 +169,25 @@ def test_chunked_prefill(tight: Case, name: str) -> None:
     tight.check(tight.drain()[name], name)
 
 
+def test_a_chunk_that_begins_in_the_sound_of_a_video(omni_checkpoint: Path, omni_references: Any) -> None:
+    """Sound comes before pictures there: the other way round than what the encoders made of the clip."""
+    program, seen = make_thinker(omni_checkpoint)
+    prompt_ids = omni_references["watch"].prompt_ids
+    sound, pictures = program.config.media_token_ids[0], program.config.media_token_ids[2]
+    middle = prompt_ids.index(sound) + 6
+    chunk = prompt_ids[middle : middle + middle // 2]
+    assert middle % 2 == 0
+    assert [chunk[0], chunk[-1], len(set(chunk))] == [sound, pictures, 2]
+    assert chunk == sorted(chunk, reverse=sound > pictures)
+    engine = make_omni_engine(
+        omni_checkpoint, program, KV_BYTES_PER_TOKEN, num_blocks=18, max_num_batched_tokens=middle // 2
+    )
+    case = Case(engine, seen, omni_references)
+    case.ask("watch", "watch", HIDDEN)
+    case.check(case.drain()["watch"], "watch")
+    engine.close()
+
+
 def test_prefix_cache_hit(roomy: Case) -> None:
     for request_id in ("first", "second"):
         roomy.ask(request_id, "long", HIDDEN)

@@ -49,6 +49,7 @@ class Thinker:
         config = self.config
         return {
             **(hidden_states_arguments(config.accept_hidden_layer, self.devices) if config.speaks else {}),
+            "hf_overrides": _mended,
             "limit_mm_per_prompt": MAX_COUNTS,
             "skip_mm_profiling": True,
             "mm_processor_cache_gb": 0,
@@ -123,6 +124,14 @@ class Thinker:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _mended(config: Any) -> Any:
+    """The configuration as it is. vLLM asks for it before it makes the model."""
+    from runtime.programs.qwen3_omni.thinker_model import merge_by_modality
+
+    merge_by_modality()
+    return config
 
 
 def _parts(state: _State) -> Iterator[tuple[str, Mapping[str, Any]]]:
