@@ -46,9 +46,10 @@ bench-control: install  ## figures of the control plane
 bench-shm: install  ## figures of the shared-memory connector
 	$(BIN)/python -m tests.bench.shm --write $(ARGS)
 
-bench-qwen3-omni: install  ## figures of Qwen3-Omni's tiny build
+bench-qwen3-omni: install  ## figures of Qwen3-Omni's tiny build, and bench-overlap
 	@$(BIN)/omnictl pull qwen3-omni --tiny
 	$(BIN)/python -m tests.bench.qwen3_omni --write $(ARGS)
+	$(BIN)/python -m tests.bench.overlap --write
 
 bench-overlap: install  ## how well simulated stages overlap, with step times like those of the real model
 	$(BIN)/python -m tests.bench.overlap --write $(ARGS)
