@@ -27,7 +27,7 @@ from tests.golden.omni_plan import WEIGHTS, omni_plan
 from tests.server.serving import Served, served
 
 MODEL = "tiny-omni"
-START_TIMEOUT_S = 200.0
+START_TIMEOUT_S = 400.0
 NUM_TEXT_TOKENS = 20
 FRAME_SAMPLES = 1920
 USAGE = {"include_usage": True}
@@ -45,7 +45,7 @@ NUM_WORDS_FIRST = 8
 """Enough for the first chunk of sound: a frame takes a word."""
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
 
-pytestmark = pytest.mark.timeout(300)  # two processes import vllm
+pytestmark = pytest.mark.timeout(600)  # two processes import vllm
 
 
 @pytest.fixture(scope="module")
