@@ -14,8 +14,8 @@ from tests.plans import sim_plan
 from tests.server.serving import Served, served
 
 THINK_FAILS, THINK_REFUSES, WAVE_FAILS, WAVE_FAILS_AT_ONCE, EAR_REFUSES = 101, 102, 103, 104, 105
-THINK_IS_HELD = 106
-"""At the gate, before its fourth word."""
+THINK_IS_HELD, WAVE_IS_HELD = 106, 107
+"""At the gate, before the fourth word, or the second piece of audio."""
 
 NUM_PIECES = 6
 """Words of a chat answer and pieces of a speech answer (tests/plans.py has the former)."""
@@ -47,6 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Ser
     stages: dict[str, dict[str, Any]] = {name: {"faults": faults} for name, faults in FAULTS.items()}
     held = gate.fault(3, **{"sampling.seed": THINK_IS_HELD})
     stages["think"] = {"faults": [*FAULTS["think"], held]}
+    stages["wave"] = {"faults": [*FAULTS["wave"], gate.fault(1, seed=WAVE_IS_HELD)]}
     stages["talk"] = {"num_outputs": NUM_PIECES}
     with served(sim_plan(stages=stages), tmp_path_factory.mktemp("server")) as one:
         yield one

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from tests.gate import Gate
+from tests.server.conftest import WAVE_IS_HELD
 from tests.server.listening import MAX_CODEC_DELAY, SIM_SAMPLES, kind_of, num_samples
 from tests.server.serving import MODEL
 
@@ -43,15 +45,18 @@ def test_the_default_format_describes_itself(http: httpx.Client, asked: dict[str
     assert kind_of(reply.content) == "mp3"
 
 
-def test_a_body_is_streamed_and_not_buffered(http: httpx.Client) -> None:
-    """F120: pieces leave as they are made, with the headers that proxies need."""
-    with http.stream("POST", "/v1/audio/speech", json={**ASK, "response_format": "pcm"}) as reply:
+def test_a_body_is_streamed_and_not_buffered(http: httpx.Client, gate: Gate) -> None:
+    """F120: pieces leave as they are made, with the headers that proxies need: the first one comes while the second
+    is held back."""
+    held = {**ASK, "response_format": "pcm", "seed": WAVE_IS_HELD}
+    with http.stream("POST", "/v1/audio/speech", json=held) as reply:
         assert reply.headers["x-accel-buffering"] == "no"
         assert reply.headers["cache-control"] == "no-store"
         assert "content-length" not in reply.headers
-        pieces = list(reply.iter_raw())
-    assert len(pieces) > 2
-    assert sum(map(len, pieces)) == 2 * SIM_SAMPLES
+        pieces = reply.iter_raw()
+        first = next(pieces)
+        gate.open()
+        assert len(first + b"".join(pieces)) == 2 * SIM_SAMPLES
 
 
 def test_events_carry_the_same_audio(http: httpx.Client) -> None:
