@@ -72,4 +72,4 @@ async def test_the_chain(
         for name, events in zip(NAMES, await together, strict=True):
             check(events, omni25_references[name])
         assert deployment.orchestrator.num_open == 0
-        await until(lambda: not any(row["running"] or row["queued"] for row in deployment.status()["stages"]), 30)
+        await until(lambda: not any(row["running"] or row["queued"] for row in deployment.status()["stages"]))
