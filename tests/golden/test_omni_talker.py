@@ -165,7 +165,7 @@ def test_a_batch_of_four_with_aborted_neighbours(roomy: Case) -> None:
         roomy.check(streams[name], name)
 
 
-@pytest.mark.parametrize("name", ["long", "audio"])
+@pytest.mark.parametrize("name", ["long", "audio", "image and audio"])
 def test_chunked_prefill(tight: Case, name: str) -> None:
     tight.whole(name)
     tight.step()
@@ -204,14 +204,12 @@ def test_a_frame_waits_for_its_row(roomy: Case) -> None:
 @pytest.mark.parametrize("name", ["image", "video", "watch first"])
 def test_positions_of_media_matter(roomy: Case, name: str) -> None:
     """Else the references would not tell right positions from those of a text."""
-    inputs = roomy.engine.program.inputs
-    length = inputs.positions(np.array(roomy.references[name].prompt_ids), roomy.references[name].positions.numpy())
-    flat = np.arange(length.shape[1])
-    assert (length != flat).any()
-    roomy.begin(name, positions=np.arange(len(roomy.references[name].prompt_ids)))
+    reference = roomy.references[name]
+    roomy.begin(name, positions=np.arange(len(reference.prompt_ids)))
     roomy.more(name, 10_000)
-    reference, found = roomy.references[name].codes, roomy.drain()[name].joined("codes", axis=1)
-    assert found[:, : reference.shape[1]].tolist() != reference[:, : found.shape[1]].tolist()
+    found = roomy.drain()[name].joined("codes", axis=1)
+    num_frames = min(found.shape[1], reference.codes.shape[1])
+    assert found[:, :num_frames].tolist() != reference.codes[:, :num_frames].tolist()
 
 
 def test_held_requests_keep_their_slots_while_others_run(tight: Case) -> None:
