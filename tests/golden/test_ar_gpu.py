@@ -27,6 +27,9 @@ GIB = 1 << 30
 LAYER_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 4
 
 
+pytestmark = pytest.mark.timeout(400)  # what the first test waits for is built for the whole session
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _imported() -> None:
     import_vllm()

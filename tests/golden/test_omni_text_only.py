@@ -27,6 +27,9 @@ AUDIO: dict[str, Any] = {"type": "audio", "index": 0}
 TEXT: dict[str, Any] = {"type": "text", "text": "What is it?"}
 
 
+pytestmark = pytest.mark.timeout(400)  # what the first test waits for is built for the whole session
+
+
 @pytest.fixture(scope="module")
 def folder(omni_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint as Thinking and Captioner are published: a configuration without a voice."""
