@@ -17,7 +17,7 @@ import torch
 from tests.golden.omni_reference import NUM_CODEC_TOKENS, NUM_TEXT_TOKENS, REPETITION_PENALTY, processed, recorded
 from tests.golden.tiny_qwen2_5_omni import CODEC_END, CODEC_PAD
 
-NAMES = ("short", "question", "long", "chinese", "audio", "image", "video")
+NAMES = ("short", "question", "long", "chinese", "audio", "image", "video", "watch")
 NOISE_SEED = 0
 """Of speech that nobody sampled."""
 VOICE = "Ethan"

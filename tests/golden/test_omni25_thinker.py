@@ -129,12 +129,13 @@ def test_a_system_prompt_for_those_who_want_speech_and_have_none(
     assert end.usage["prompt_tokens"] == len(ids)
 
 
-def test_the_sound_of_a_video_is_refused(case: Case) -> None:
-    case.open("r", inputs=frozenset({REQUEST_INPUT}), mm_processor_kwargs={"use_audio_in_video": True})
+def test_the_sound_of_a_video_at_another_rate_is_refused(case: Case) -> None:
+    options = {"use_audio_in_video": True, "fps": 1}
+    case.open("r", inputs=frozenset({REQUEST_INPUT}), mm_processor_kwargs=options)
     end = case.drain()["r"].end
     assert end is not None
     assert isinstance(end.error, UnsupportedValue)
-    assert end.error.param == "mm_processor_kwargs"
+    assert end.error.message == "mm_processor_kwargs.fps: 1; with use_audio_in_video this model takes 2"
 
 
 def test_a_template_beside_the_tokenizer(omni25_checkpoint: Path, tmp_path: Path) -> None:

@@ -35,16 +35,24 @@ class Thinker(qwen3_omni.Thinker):
     template: str | None = None
     """Where the tokenizer has none: published checkpoints keep it beside."""
 
+    def arguments(self) -> Mapping[str, Any]:
+        return {**super().arguments(), "hf_overrides": _as_thinker}
+
     def open(self, work: StageWork) -> Any:
-        """WHY the refusal: vLLM 0.32 places the tokens of a video with sound one behind where the model has them."""
+        """WHY the refusal: vLLM 0.32 weaves picture and sound together as if the model saw a second in each step."""
         state = super().open(work)
-        if state.media.options.use_audio_in_video:
+        step_s = self.frames_per_step / state.media.options.fps
+        if state.media.options.use_audio_in_video and step_s != 1:
             raise UnsupportedValue(
-                f"{OPTIONS}.use_audio_in_video: not supported by this model",
-                hint="send the sound as an audio clip beside the video",
+                f"{OPTIONS}.fps: {state.media.options.fps:g}; with use_audio_in_video this model takes "
+                f"{self.frames_per_step}",
                 param=OPTIONS,
             )
         return state
+
+    @property
+    def frames_per_step(self) -> int:
+        return int(self.config.thinker["vision_config"]["temporal_patch_size"])
 
     def conversation_tokens(self, state: Any, tokenizer: Any) -> list[int]:
         messages = state.messages
@@ -68,6 +76,13 @@ class Thinker(qwen3_omni.Thinker):
         state.sent_prompt = True
         tensors["rows"], dtype = to_array(rows["hidden"] + embeddings)
         return Payload(PayloadKind.HIDDEN_STATES, state.request_id, meta={"dtype": dtype}, tensors=tensors)
+
+
+def _as_thinker(config: Any) -> Any:
+    """Imports vLLM only when vLLM calls it."""
+    from runtime.programs.qwen2_5_omni.thinker_model import as_thinker
+
+    return as_thinker(config)
 
 
 def load(context: LoadContext) -> Thinker:
