@@ -14,7 +14,7 @@ from tests.deploy import ask, deployed
 from tests.golden.ar_engines import assert_nothing_left
 from tests.golden.ar_split import SplitEngine
 from tests.golden.omni_plan import WEIGHTS, omni_plan
-from tests.golden.omni_reference import OPTIONS, PARTS
+from tests.golden.omni_reference import PARTS
 from tests.golden.omni_stages import make_omni_engine
 from tests.golden.test_omni_chain import ANSWER_TIMEOUT_S, TWO, check, count, ready, request
 from tests.golden.test_omni_thinker import CHUNK_TOKENS, HIDDEN, KV_BYTES_PER_TOKEN, Case, make_thinker
@@ -64,19 +64,11 @@ def _case(halves: Halves, consumer: ArEngine, references: dict[str, Reference]) 
 
 
 def test_in_a_batch(roomy: Case) -> None:
-    """Media too: the second half decodes them again, for positions and for what a preempted request computes.
-
-    Videos with their sound come alone: vLLM looks over all requests of a step for tokens of both beside each other, and
-    takes those of a chunk that ends among them for one after the other.
-    """
+    """Media too: the second half decodes them again, for positions and for what a preempted request computes."""
     loaded = roomy.engine.consumer.stats()["loaded_tokens"]
-    together = [name for name in PARTS if name not in OPTIONS]
-    for name in together:
+    for name in PARTS:
         roomy.ask(name, name, HIDDEN)
     streams = roomy.drain()
-    for name in OPTIONS:
-        roomy.ask(name, name, HIDDEN)
-        streams |= roomy.drain()
     for name in PARTS:
         roomy.check(streams[name], name)
     num_prompt_tokens = sum(len(roomy.references[name].prompt_ids) for name in PARTS)

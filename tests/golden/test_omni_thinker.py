@@ -170,7 +170,10 @@ def test_chunked_prefill(tight: Case, name: str) -> None:
 
 
 def test_a_chunk_that_begins_in_the_sound_of_a_video(omni_checkpoint: Path, omni_references: Any) -> None:
-    """Sound comes before pictures there: the other way round than what the encoders made of the clip."""
+    """Sound comes before pictures there: the other way round than what the encoders made of the clip.
+
+    Alone, and with others, whose chunks share its steps and move the places where its own begin.
+    """
     program, seen = make_thinker(omni_checkpoint)
     prompt_ids = omni_references["watch"].prompt_ids
     sound, pictures = program.config.media_token_ids[0], program.config.media_token_ids[2]
@@ -185,6 +188,14 @@ def test_a_chunk_that_begins_in_the_sound_of_a_video(omni_checkpoint: Path, omni
     case = Case(engine, seen, omni_references)
     case.ask("watch", "watch", HIDDEN)
     case.check(case.drain()["watch"], "watch")
+    for names in (("short", "watch first", "watch"), ("watch last", "audio", "watch first")):
+        seen.clear()
+        engine.core._scheduler.reset_prefix_cache()
+        for name in names:
+            case.ask(name, name, HIDDEN)
+        streams = case.drain()
+        for name in names:
+            case.check(streams[name], name)
     engine.close()
 
 
