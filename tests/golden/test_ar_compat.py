@@ -165,6 +165,14 @@ def test_a_tokenizer_is_not_copied_though_it_would_be(tmp_path: Path) -> None:
     assert "copy.deepcopy(og_tokenizer)" in inspect.getsource(hf.maybe_make_thread_pool)
 
 
+def test_all_process_groups_share_one_thread(tmp_path: Path) -> None:
+    save_random(tmp_path)
+    engine = make_engine(tmp_path, num_blocks=10)
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    assert threads.count("gloo_tcp_loop") == 1
+    engine.close()
+
+
 def test_the_scheduler_preempts_where_we_count() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
