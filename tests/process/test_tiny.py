@@ -10,7 +10,7 @@ import pytest
 
 from tests.served import Served, ask
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 12
 NUM_FRAMES = 30
