@@ -172,8 +172,9 @@ def test_the_talker_takes_its_own_sampling(openai: OpenAI) -> None:
     assert talking(openai, 1, seed=7) == plain, "its own seed, in the first code and in the others"
     greedy = talking(openai, 1, temperature=0)
     assert greedy == talking(openai, 2, temperature=0) != plain
+    assert talking(openai, 1, temperature=0, repetition_penalty=2) != greedy, "which says a code more than once"
     wild = talking(openai, 7, temperature=2)
-    for given in ({"top_k": 1}, {"top_p": 0.05}, {"min_p": 0.9}, {"repetition_penalty": 2}, {"seed": 8}):
+    for given in ({"top_k": 1}, {"top_p": 0.05}, {"min_p": 0.9}, {"seed": 8}):
         assert talking(openai, 7, temperature=2, **given) != wild, given
     assert talking(openai, 7, repetition_penalty=1.05) == plain, "which is the deployment's value"
     assert len(talking(openai, 7, max_tokens=5)) // 2 in range(4 * FRAME_SAMPLES, 5 * FRAME_SAMPLES + 1)

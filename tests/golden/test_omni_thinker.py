@@ -103,6 +103,22 @@ def tight_engine(omni_checkpoint: Path) -> Iterator[tuple[ArEngine, dict[str, li
     engine.close()
 
 
+def _middle_of_the_sound(prompt_ids: list[int], sound: int) -> int:
+    return prompt_ids.index(sound) + 6
+
+
+@pytest.fixture(scope="module")
+def cut_engine(omni_checkpoint: Path, omni_references: Any) -> Iterator[tuple[ArEngine, dict[str, list[int]]]]:
+    """The third chunk of the prompt "watch" begins in the sound of its video."""
+    program, seen = make_thinker(omni_checkpoint)
+    middle = _middle_of_the_sound(omni_references["watch"].prompt_ids, program.config.media_token_ids[0])
+    engine = make_omni_engine(
+        omni_checkpoint, program, KV_BYTES_PER_TOKEN, num_blocks=18, max_num_batched_tokens=middle // 2
+    )
+    yield engine, seen
+    engine.close()
+
+
 @pytest.fixture
 def roomy(roomy_engine: Any, omni_references: dict[str, Reference]) -> Iterator[Case]:
     yield from _case(roomy_engine, omni_references)
@@ -111,6 +127,11 @@ def roomy(roomy_engine: Any, omni_references: dict[str, Reference]) -> Iterator[
 @pytest.fixture
 def tight(tight_engine: Any, omni_references: dict[str, Reference]) -> Iterator[Case]:
     yield from _case(tight_engine, omni_references)
+
+
+@pytest.fixture
+def cut(cut_engine: Any, omni_references: dict[str, Reference]) -> Iterator[Case]:
+    yield from _case(cut_engine, omni_references)
 
 
 def _case(made: Any, references: dict[str, Reference]) -> Iterator[Case]:
@@ -169,34 +190,27 @@ def test_chunked_prefill(tight: Case, name: str) -> None:
     tight.check(tight.drain()[name], name)
 
 
-def test_a_chunk_that_begins_in_the_sound_of_a_video(omni_checkpoint: Path, omni_references: Any) -> None:
+@pytest.mark.parametrize(
+    "names", [("watch",), ("short", "watch first", "watch"), ("watch last", "audio", "watch first")], ids=" ".join
+)
+def test_a_chunk_that_begins_in_the_sound_of_a_video(cut: Case, names: tuple[str, ...]) -> None:
     """Sound comes before pictures there: the other way round than what the encoders made of the clip.
 
     Alone, and with others, whose chunks share its steps and move the places where its own begin.
     """
-    program, seen = make_thinker(omni_checkpoint)
-    prompt_ids = omni_references["watch"].prompt_ids
-    sound, pictures = program.config.media_token_ids[0], program.config.media_token_ids[2]
-    middle = prompt_ids.index(sound) + 6
+    prompt_ids = cut.references["watch"].prompt_ids
+    media_token_ids = cut.engine.program.config.media_token_ids
+    sound, pictures = media_token_ids[0], media_token_ids[2]
+    middle = _middle_of_the_sound(prompt_ids, sound)
     chunk = prompt_ids[middle : middle + middle // 2]
     assert middle % 2 == 0
     assert [chunk[0], chunk[-1], len(set(chunk))] == [sound, pictures, 2]
     assert chunk == sorted(chunk, reverse=sound > pictures)
-    engine = make_omni_engine(
-        omni_checkpoint, program, KV_BYTES_PER_TOKEN, num_blocks=18, max_num_batched_tokens=middle // 2
-    )
-    case = Case(engine, seen, omni_references)
-    case.ask("watch", "watch", HIDDEN)
-    case.check(case.drain()["watch"], "watch")
-    for names in (("short", "watch first", "watch"), ("watch last", "audio", "watch first")):
-        seen.clear()
-        engine.core._scheduler.reset_prefix_cache()
-        for name in names:
-            case.ask(name, name, HIDDEN)
-        streams = case.drain()
-        for name in names:
-            case.check(streams[name], name)
-    engine.close()
+    for name in names:
+        cut.ask(name, name, HIDDEN)
+    streams = cut.drain()
+    for name in names:
+        cut.check(streams[name], name)
 
 
 def test_prefix_cache_hit(roomy: Case) -> None:
