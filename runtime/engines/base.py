@@ -42,7 +42,7 @@ class End:
     reason: str = "stop"
     usage: dict[str, float] = field(default_factory=dict)
     error: OmniError | None = None
-    began_s: float | None = None
+    began_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
