@@ -55,9 +55,8 @@ def check(events: list[Event], reference: Reference25) -> None:
     assert np.abs(samples - reference.samples.numpy()).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("mode", "processes"), [(EdgeMode.CHUNKED, TWO), pytest.param(EdgeMode.WHOLE, THREE, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "processes"), [(EdgeMode.CHUNKED, TWO), (EdgeMode.WHOLE, THREE)])
 async def test_the_chain(
     tmp_path: Path, omni25_references: dict[str, Reference25], mode: EdgeMode, processes: tuple[tuple[str, ...], ...]
 ) -> None:

@@ -206,9 +206,10 @@ async def _stages_are_killed(deployment: Deployment, kills: Sequence[tuple[str, 
         await until_nothing_is_kept(deployment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_requests", "kills"),
-    [(40, FEW_KILLS), pytest.param(200, ALL_KILLS, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+    [(40, FEW_KILLS), pytest.param(200, ALL_KILLS, marks=pytest.mark.timeout(3000))],
     ids=["40 requests", "200 requests"],
 )
 async def test_clients_leave_and_stages_are_killed(
