@@ -74,7 +74,8 @@ class Fetcher:
                 return await self._follow(url, param, budget)
         except TimeoutError:
             reason = f"did not come within {timeout_s:g} s (limit {MEDIA_PREFIX}FETCH_TIMEOUT_S)"
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as exc:
+        # a host name that cannot be encoded is a UnicodeError of the resolver
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError, UnicodeError) as exc:
             reason = f"could not be fetched ({type(exc).__name__})"
         raise InvalidRequest(f"{param}: {shown(url)} {reason}", param=param)
 
@@ -84,7 +85,7 @@ class Fetcher:
             found = await self._get(hop, param, budget)
             if isinstance(found, Fetched):
                 return found
-            hop = _parsed(str(hop.join(found)), param)
+            hop = _parsed(found, param, base=hop)
         raise InvalidRequest(f"{param}: {shown(url)} leads to more than {MAX_REDIRECTS} redirects", param=param)
 
     async def _get(self, url: httpx.URL, param: str, budget: Budget) -> Fetched | str:
@@ -165,6 +166,8 @@ def is_public(text: str) -> bool:
         if address in NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         address = inner or address
+    if getattr(address, "is_site_local", False):
+        return False
     return bool(address.is_global and not address.is_multicast and not address.is_reserved)
 
 
@@ -173,19 +176,21 @@ def too_large(size: str, limit: int, param: str) -> PayloadTooLarge:
     return PayloadTooLarge(f"{param}: {size}; at most {limit} bytes (limit {MEDIA_PREFIX}MAX_BYTES)", param=param)
 
 
-def _parsed(url: str, param: str) -> httpx.URL:
+def _parsed(url: str, param: str, base: httpx.URL | None = None) -> httpx.URL:
+    """`url` may be relative to `base`."""
     if len(url) > MAX_URL_CHARS:
         raise InvalidRequest(f"{param}: {len(url)} characters; an address has at most {MAX_URL_CHARS}", param=param)
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as exc:
+        parsed = httpx.URL(url) if base is None else base.join(url)
+        host = parsed.host
+    except (httpx.InvalidURL, UnicodeError) as exc:
         raise InvalidRequest(f"{param}: {shown(url)} is no address: {exc}", param=param) from None
     if parsed.scheme not in SCHEMES:
         raise UnsupportedValue(
             f"{param}: {shown(url)}; expected an address with {' or '.join(SCHEMES)}, or data:<type>;base64,<data>",
             param=param,
         )
-    if not parsed.host or parsed.userinfo:
+    if not host or parsed.userinfo:
         raise InvalidRequest(
             f"{param}: {shown(url)}; expected an address of a host, without a user's name", param=param
         )

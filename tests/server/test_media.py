@@ -126,6 +126,9 @@ async def refused(error: type[OmniError], part: Mapping[str, Any], match: str, *
         " ",
         "http://",
         "http://[::1",
+        "http://a..b/",
+        f"http://{'a' * 70}.example/",
+        "http://xn--a.com/",
         "http://user:secret@127.0.0.1/",
         "http://127.0.0.1/" + "x" * 9000,
         "data:,x",
@@ -163,6 +166,7 @@ async def test_this_machine_is_not_fetched_from(origin: Origin, host: str) -> No
         ("240.0.0.1", False),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
+        ("fec0::1", False),
         ("::", False),
         ("::ffff:10.0.0.1", False),
         ("::ffff:93.184.215.14", True),
@@ -179,7 +183,10 @@ async def test_a_redirect_is_looked_at_again(origin: Origin) -> None:
     for target in (origin.url("/image", "localhost"), "http://169.254.169.254/latest/meta-data"):
         await refused(UnsupportedValue, link(origin.url(f"/redirect?{target}")), "is not a public one")
     await refused(UnsupportedValue, link(origin.url("/redirect?file:///etc/hostname")), "expected an address")
-    assert [path.split("?")[0] for path in origin.paths] == ["/redirect"] * 3
+    broken = ("http://a:b/", "//[::1", "http://xn--a.com/", "http://a..b/")
+    for target in broken:
+        await refused(InvalidRequest, link(origin.url(f"/redirect?{target}")), "no address|could not be fetched")
+    assert [path.split("?")[0] for path in origin.paths] == ["/redirect"] * (3 + len(broken))
 
 
 async def test_redirects_are_followed_so_far(origin: Origin) -> None:

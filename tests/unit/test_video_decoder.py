@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import replace
 
 import av
 import numpy as np
@@ -140,6 +141,17 @@ def test_too_many_frames(decoder: VideoDecoder) -> None:
     with pytest.raises(InvalidRequest, match="more than 16 frames at 8 frames/s") as caught:
         decoder.decode(video_file(grey_frames(17), 8), 8)
     assert "fps" in str(caught.value.hint)
+
+
+def test_more_than_has_to_be_shown_is_not_decoded_without_end() -> None:
+    """Few frames are wanted of either, and they are made small."""
+    large = VideoDecoder("thinker", replace(LIMITS, max_source_pixels=64 * 48 - 1))
+    with pytest.raises(InvalidRequest, match="frames are 64 x 48; at most 3071 pixels"):
+        large.decode(video_file(np.zeros((1, 48, 64, 3), np.uint8), 1), 1)
+    many = VideoDecoder("thinker", replace(LIMITS, max_s=4, max_source_fps=3))
+    assert len(many.decode(video_file(grey_frames(12), 4), 1)) == 3
+    with pytest.raises(InvalidRequest, match="more than 12 frames"):
+        many.decode(video_file(grey_frames(13), 4), 1)
 
 
 def test_all_length(decoder: VideoDecoder) -> None:

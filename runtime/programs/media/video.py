@@ -37,11 +37,15 @@ Frames = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class VideoLimits:
-    """max_frames: sampled ones. Frames of more than max_frame_pixels are made smaller while they are read."""
+    """max_frames: sampled ones. Frames of more than max_frame_pixels are made smaller while they are read. What is left
+    out or made smaller has to be decoded too: max_source_pixels of a frame, max_source_fps times max_s of them.
+    """
 
     max_s: float
     max_frames: int
     max_frame_pixels: int
+    max_source_pixels: int = 8192 * 4320
+    max_source_fps: int = 120
 
 
 class VideoDecoder:
@@ -100,6 +104,23 @@ class VideoDecoder:
                 param=PARAM,
             )
 
+    def _check_number(self, num_decoded: int) -> None:
+        most = self.limits.max_s * self.limits.max_source_fps
+        if num_decoded > most:
+            raise InvalidRequest(
+                f"the video holds more than {most:.0f} frames",
+                hint=f"send {self.limits.max_s:g} s at most, with {self.limits.max_source_fps} frames a second at most",
+                param=PARAM,
+            )
+
+    def _check_source(self, width: int, height: int) -> None:
+        if width * height > self.limits.max_source_pixels:
+            raise InvalidRequest(
+                f"the video's frames are {width} x {height}; at most {self.limits.max_source_pixels} pixels are taken",
+                hint="send it in a smaller size",
+                param=PARAM,
+            )
+
     def _shown(self, data: FileBytes) -> Iterator[tuple[Any, float]]:
         """(frame, until when it is on display), the first one from 0 s on. At the end it is checked that none are
         missing.
@@ -112,6 +133,7 @@ class VideoDecoder:
                 raise self._undecodable("it has no video track")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
+            self._check_source(stream.codec_context.width, stream.codec_context.height)
             promised_s, found_s = (container.duration or 0) / self._av.time_base, 0.0
             self._check_length(0, promised_s, 1.0)
             frame_s = float(1 / (stream.average_rate or _ASSUMED_FPS))
@@ -122,6 +144,8 @@ class VideoDecoder:
                 for frame in packet.decode() if packet.stream_index == stream.index else ():
                     now_s = num_frames * frame_s if frame.time is None else frame.time
                     num_frames += 1
+                    self._check_number(num_frames)
+                    self._check_source(frame.width, frame.height)
                     if last is None:
                         start_s = now_s
                     else:
