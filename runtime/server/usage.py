@@ -18,12 +18,13 @@ def chat_usage(plan: Plan, usage: StageUsage) -> dict[str, Any]:
     outputs = plan.tasks["chat"].outputs
     text = usage.get(outputs[Modality.TEXT], {})
     prompt, written = int(text.get("prompt_tokens", 0)), int(text.get("completion_tokens", 0))
+    of_media = int(text.get("media_tokens", 0))
     frames = _audio_frames(plan, "chat", usage)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written + frames,
         "total_tokens": prompt + written + frames,
-        "prompt_tokens_details": {"cached_tokens": int(text.get("cached_tokens", 0)), "text_tokens": prompt},
+        "prompt_tokens_details": {"cached_tokens": int(text.get("cached_tokens", 0)), "text_tokens": prompt - of_media},
         "completion_tokens_details": {"audio_tokens": frames, "text_tokens": written},
     }
 

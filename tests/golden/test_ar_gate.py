@@ -123,11 +123,15 @@ def test_a_draw_depends_on_its_own_generator_alone() -> None:
         generators = [None if seed is None else torch.Generator().manual_seed(seed) for seed in seeds]
         noise = draw_noise(generators, 1, logits.device)
         assert noise is not None
-        return pick(logits[rows], noise[:, 0]).tolist()
+        return pick(logits[rows], noise[:, 0], torch.tensor([seed is not None for seed in seeds])).tolist()
 
     alone = [draw([row], [row + 10])[0] for row in range(4)]
     assert draw([0, 1, 2, 3], [10, 11, 12, 13]) == alone
     assert draw([3, 0], [13, None]) == [alone[3], best[0]]
+    tied = torch.zeros(2, 200)
+    noise = draw_noise([torch.Generator().manual_seed(1), None], 1, logits.device)
+    assert noise is not None
+    assert pick(tied, noise[:, 0], torch.tensor([True, False]))[1] == tied[1].argmax(), "the same of equals as alone"
     allowed = set(logits[0].topk(TOP_K).indices.tolist())
     drawn = {draw([0], [seed])[0] for seed in range(200)}
     assert len(drawn) > 5

@@ -149,7 +149,10 @@ def test_alone(roomy: Case, name: str) -> None:
     stream = roomy.drain()[name]
     roomy.check(stream, name)
     assert stream.end is not None
-    assert stream.end.usage["prompt_tokens"] == len(roomy.references[name].prompt_ids)
+    prompt_ids = roomy.references[name].prompt_ids
+    assert stream.end.usage["prompt_tokens"] == len(prompt_ids)
+    num_media_tokens = np.isin(prompt_ids, roomy.engine.program.config.media_token_ids).sum()
+    assert stream.end.usage.get("media_tokens", 0) == num_media_tokens
 
 
 def test_in_a_batch(roomy: Case) -> None:

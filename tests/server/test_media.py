@@ -263,6 +263,8 @@ async def test_what_the_model_does_not_take() -> None:
         await refused(UnsupportedValue, part, f"sim-chain takes no {kind[:5]} but text, audio", ALLOWED, plan)
     with pytest.raises(UnsupportedValue, match="mm_processor_kwargs.fps: sim-chain takes no video"):
         await ask([{"type": "text", "text": "hi"}], ALLOWED, plan, mm_processor_kwargs={"fps": 2})
+    with pytest.raises(UnsupportedValue, match="mm_processor_kwargs.fps: the messages have no video"):
+        await ask([{"type": "text", "text": "hi"}], mm_processor_kwargs={"fps": 2})
 
 
 def test_settings_come_from_the_environment() -> None:

@@ -24,6 +24,12 @@ def test_chat_counts_the_text_of_the_thinker_alone_and_the_frames_of_audio() -> 
     }
 
 
+def test_what_was_heard_and_seen_is_no_text() -> None:
+    usage = chat_usage(PLAN, {"think": STAGES["think"] | {"media_tokens": 30.0}})
+    assert usage["prompt_tokens"] == 40
+    assert usage["prompt_tokens_details"]["text_tokens"] == 10
+
+
 def test_a_text_answer_has_no_audio_tokens() -> None:
     usage = chat_usage(PLAN, {"think": STAGES["think"]})
     assert (usage["completion_tokens"], usage["total_tokens"]) == (12, 52)

@@ -53,16 +53,20 @@ class _Request:
     prompt_token_ids: list[int] = field(default_factory=list)
     prefix: Prefix | None = None
     """Of a consumer, until it is started: what came from its producer."""
+    num_media_tokens: int = 0
+    """Of the prompt."""
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     seed: int | None = None
 
     @property
     def usage(self) -> dict[str, float]:
+        media = {"media_tokens": self.num_media_tokens} if self.num_media_tokens else {}
         return {
             "prompt_tokens": len(self.prompt_token_ids),
             "completion_tokens": self.num_completion_tokens,
             "cached_tokens": self.num_cached_tokens,
+            **media,
         }
 
 
@@ -173,6 +177,7 @@ class ArEngine:
         rendered = self.core.render(prompt)
         self._check_length(request, len(rendered.token_ids), rendered.num_media_tokens)
         request.prompt_token_ids = list(rendered.token_ids)
+        request.num_media_tokens = sum(rendered.num_media_tokens.values())
         prefix, request.prefix = request.prefix, None
         if prefix is not None:
             prefix.check(rendered.token_ids, self.core.block_size)

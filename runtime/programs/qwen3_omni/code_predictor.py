@@ -121,10 +121,11 @@ class CodePredictor(nn.Module):
 
         run(hidden, 0)
         noise = draw_noise(generators, len(self.heads), hidden.device)
+        draws = None if all(generators) else torch.tensor([g is not None for g in generators], device=hidden.device)
         x, total, codes = embedding, embedding, []
         for group, (head, table) in enumerate(zip(self.heads, self.tables, strict=True)):
             logits = F.linear(rms_norm(run(x, group + 1), self.norm, self.eps), head)
-            codes.append(pick(logits, None if noise is None else noise[:, group]))
+            codes.append(pick(logits, None if noise is None else noise[:, group], draws))
             x = F.embedding(codes[-1], table)
             total = total + x
         return torch.stack(codes, 1), total
@@ -144,7 +145,7 @@ def draw_noise(
     generators: Sequence[torch.Generator | None], num_groups: int, device: torch.device
 ) -> torch.Tensor | None:
     """float32 [n, groups, TOP_K], exponential, each row from its own generator: its company makes no difference.
-    Ones where there is no generator; None when there is none at all.
+    Ones, which are not used, where there is no generator; None when there is none at all.
     """
     if not any(generators):
         return None
@@ -155,10 +156,11 @@ def draw_noise(
     return noise
 
 
-def pick(logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+def pick(logits: torch.Tensor, noise: torch.Tensor | None, draws: torch.Tensor | None = None) -> torch.Tensor:
     """A code for each row of logits [n, codes]: the most likely, or one of the TOP_K best that together reach TOP_P.
 
-    noise: [n, TOP_K]. The greatest quotient of probability and exponential noise is a draw; that by ones the greatest.
+    noise: [n, TOP_K]. The greatest quotient of probability and exponential noise is a draw. draws: bool [n], which rows
+    do; None when all do.
     """
     if noise is None:
         return logits.argmax(-1)
@@ -166,4 +168,5 @@ def pick(logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     weights = values.softmax(-1)
     weights = weights.masked_fill(weights.cumsum(-1) - weights >= TOP_P, 0)
     best = (weights / noise[:, : weights.shape[-1]]).argmax(-1, keepdim=True)
-    return order.gather(-1, best)[:, 0]
+    drawn = order.gather(-1, best)[:, 0]
+    return drawn if draws is None else torch.where(draws, drawn, logits.argmax(-1))

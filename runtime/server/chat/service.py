@@ -118,7 +118,7 @@ class ChatService:
             running = select(self._plan, TASK, modalities, inputs).stages
             params["stage_params"] = stage_params(self._plan, body.stage_params, running)
         if body.mm_processor_kwargs is not None:
-            params["mm_processor_kwargs"] = self._processor_options(body.mm_processor_kwargs)
+            params["mm_processor_kwargs"] = self._processor_options(body.mm_processor_kwargs, Modality.VIDEO in inputs)
         if body.speaks:
             asked = body.audio.voice if body.audio else None
             if (voice := find_voice(self._plan, asked, "audio.voice")) is not None:
@@ -127,12 +127,14 @@ class ChatService:
                 params["seed"] = body.seed
         return params
 
-    def _processor_options(self, given: ProcessorOptions) -> dict[str, Any]:
-        """All of them are about video. UnsupportedValue where the model takes none."""
+    def _processor_options(self, given: ProcessorOptions, has_video: bool) -> dict[str, Any]:
+        """All of them are about video. UnsupportedValue where the model takes none, or the request has none."""
         options = given.model_dump(exclude_unset=True)
-        if options and Modality.VIDEO not in self._plan.tasks[TASK].inputs:
+        if options and not has_video:
             param = f"mm_processor_kwargs.{next(iter(options))}"
-            raise UnsupportedValue(f"{param}: {self._plan.name} takes no video", param=param)
+            takes = Modality.VIDEO in self._plan.tasks[TASK].inputs
+            reason = "the messages have no video" if takes else f"{self._plan.name} takes no video"
+            raise UnsupportedValue(f"{param}: {reason}", param=param)
         return options
 
 
