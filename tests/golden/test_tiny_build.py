@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from omnictl.download import file_sha256
 from runtime.programs.qwen3_omni import tiny
@@ -48,6 +49,15 @@ def test_ids_are_those_of_the_published_model(folder: Path, tokenizer: Any) -> N
     config = json.loads((folder / "config.json").read_text())
     assert config["talker_config"]["codec_eos_token_id"] == 2150
     assert config["talker_config"]["num_code_groups"] == config["code2wav_config"]["num_quantizers"] == 16
+
+
+def test_the_end_is_never_among_the_best(folder: Path) -> None:
+    """Of text and of codes: its logit is 0, and half of the others are greater."""
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        for name, end in (("thinker.lm_head.weight", 151645), ("talker.codec_head.weight", 2150)):
+            matrix = weights.get_tensor(name)
+            assert not matrix[end].any()
+            assert matrix[end - 1].any()
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -82,6 +82,9 @@ def _save_model(folder: Path) -> None:
         for name, weight in model.named_parameters():
             if "experts" in name:  # transformers leaves some of them as the memory was
                 weight.normal_(0, SPREAD)
+        # an end that is as likely as the middle of all is never among the best: answers are as long as their limits
+        model.thinker.lm_head.weight[IDS["<|im_end|>"]] = 0
+        model.talker.codec_head.weight[config.talker_config.codec_eos_token_id] = 0
     model.save_pretrained(folder)
     ends = {"eos_token_id": IDS["<|im_end|>"], "pad_token_id": IDS["<|endoftext|>"], "do_sample": False}
     _write(folder / "generation_config.json", ends)
