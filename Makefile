@@ -9,7 +9,7 @@ ARGS ?=
 .PHONY: help install up test test-slow check fmt clean bench-sidekick bench-control bench-shm bench-overlap bench-qwen3-omni
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
 
 install:  ## make .venv; does nothing when it is up to date
 	@$(PYTHON) scripts/install.py

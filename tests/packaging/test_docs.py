@@ -32,7 +32,7 @@ def test_the_readme_names_only_commands_that_exist() -> None:
     verbs = set(re.findall(r"^ +omnictl ([a-z]+)", text, re.MULTILINE))
     assert verbs
     assert verbs <= set(get_command(app).commands)  # type: ignore[attr-defined]
-    targets = set(re.findall(r"(?:^ +|`)make ([a-z]+(?:-[a-z]+)*)", text, re.MULTILINE))
-    defined = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"(?:^ +|`)make ([a-z0-9]+(?:-[a-z0-9]+)*)", text, re.MULTILINE))
+    defined = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert targets
     assert targets <= defined
