@@ -77,8 +77,11 @@ class ReplicaThread(threading.Thread):
             message = messages.Progress(replica.stage, replica.index, worker.generation, phase)
             outbox.send(server, message)
 
-        progress("loading")
-        engine = load_engine(worker.load_context(replica, progress))
+        with worker.loading:
+            progress("loading")
+            log.info("%s: loading", self.name)
+            engine = load_engine(worker.load_context(replica, progress))
+            log.info("%s: loaded", self.name)
         name = inbox_name(replica.stage, replica.index, worker.generation)
         inbox = Inbox(worker.context, address_of(worker.directory, name))
         self.loop = StageLoop(
@@ -114,6 +117,10 @@ class Worker:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.exchange = Exchange(open_connectors())
         self.wake = threading.Event()
+        self.loading = threading.Lock()
+        """One stage at a time: model libraries import their parts when first used, in circles that threads break, and
+        have defaults of the whole process while they load.
+        """
         self.threads = [ReplicaThread(self, replica) for replica in process.replicas]
 
     def load_context(self, replica: ReplicaPlan, progress: Callable[[str], None]) -> LoadContext:

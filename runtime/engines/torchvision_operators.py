@@ -9,7 +9,6 @@ SCOPE: the operators' names only; a call of one raises. REMOVE WHEN: torchvision
 from __future__ import annotations
 
 import importlib.util
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,10 @@ SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 _declared: list[Any] = []
 """Keeps the declarations alive: torch forgets them with their library object."""
-_lock = threading.Lock()
-"""Stages that share a process are loaded at the same time."""
 
 
 def declare_missing_operators() -> bool:
     """Declare the operators if torchvision's own library cannot be loaded; whether that was needed."""
-    with _lock:
-        return _declare()
-
-
-def _declare() -> bool:
     import torch
 
     spec = importlib.util.find_spec("torchvision")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,18 @@ async def test_a_silent_start_fails_and_names_the_stage(tmp_path: Path) -> None:
         await until(lambda: deployment.phase == "failed", deployment=deployment)
         row = next(r for r in deployment.status()["stages"] if r["stage"] == "talk")
         assert row["state"] == "failed"
-        assert "no progress for 5 s while talk: loading (start_timeout_s)" in row["reason"]
+        # the other stage of the process waits for its turn, or has had it
+        waiting = "(, wave: not started yet)?"
+        assert re.search(rf"no progress for 5 s while talk: loading{waiting} \(start_timeout_s\)", row["reason"])
+
+
+async def test_stages_of_one_process_load_one_at_a_time(tmp_path: Path) -> None:
+    """Libraries that import each other in circles once failed in one thread because of the other."""
+    async with deployed(sim_plan(stages={"talk": {"load_s": 1.0}, "wave": {"load_s": 1.0}}), tmp_path):
+        log = (tmp_path / "logs" / "p2.log").read_text()
+    steps = re.findall(r"(talk|wave)\.0: (loading|loaded)", log)
+    assert [step for _, step in steps] == ["loading", "loaded"] * 2, "nobody begins before the other is through"
+    assert steps[0][0] == steps[1][0] != steps[2][0] == steps[3][0]
 
 
 async def test_a_stage_that_cannot_load_says_why(tmp_path: Path) -> None:

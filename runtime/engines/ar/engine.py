@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,8 +38,6 @@ NUM_PARTS_NAMED = 8
 """Parts of a prompt that is too long that its error names."""
 PREFILL = Sampling(temperature=0.0, max_tokens=1)
 """Of a producer: its one token is nobody's, the consumer samples all of them."""
-_importing = threading.Lock()
-"""Stages that share a process are loaded at the same time, and vLLM's modules import each other in circles."""
 
 
 @dataclass(slots=True)
@@ -281,9 +278,8 @@ def _import_core(stage: str) -> type[Core]:
     from runtime.engines.ar.environment import prepare_process
 
     try:
-        with _importing:
-            prepare_process()
-            from runtime.engines.ar.compat import Core
+        prepare_process()
+        from runtime.engines.ar.compat import Core
     except ImportError as exc:
         raise EnvironmentProblem(
             f"stage {stage}: vllm cannot be imported: {exc}", hint="install it: pip install 'omnictl-serve[cpu]'"
